@@ -14,7 +14,7 @@ SEED        ?= 11
 MINUTES     ?= 60
 
 .PHONY: demo check test long lint docs types unit explore integration test-operations test-compose chart-files clients \
-	faults faults-can-fail fuzz vendor proto clean
+	faults faults-rolling faults-can-fail fuzz vendor proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
@@ -89,6 +89,11 @@ clients: $(VENV)/.test
 # again: after an interruption the same command goes on.
 faults: $(VENV)/.test
 	$(BIN)/python -m faults --faults $(FAULTS) --seed $(SEED)
+
+# The operator's drill: two gateways, two workers and one Redis are killed, stopped, drained and upgraded one by one
+# under load, and a report of the errors, the waits and the turns lost or doubled.
+faults-rolling: $(VENV)/.test
+	$(BIN)/python -m faults rolling
 
 # Adversarial requests to all doors for some minutes, beside a tenant whose answers stay right. Findings, with the
 # requests that show them, are in runs/fuzz/SEED.

@@ -29,6 +29,7 @@ MODULES = {
     "pause-slots": "benchmarks.pause_slots.benchmark",
     "pauses": "benchmarks.pauses",
     "peers": "benchmarks.peers.benchmark",
+    "placement": "benchmarks.placement.benchmark",
     "repair": "benchmarks.repair",
     "retrieval": "benchmarks.retrieval",
     "scale": "benchmarks.scale.benchmark",

@@ -1,4 +1,7 @@
-"""`python -m faults`: rounds of faults up to a total, then the counts."""
+"""`python -m faults`: rounds of faults up to a total, then the counts.
+
+`python -m faults rolling` is the operator's drill instead, see its `--help`.
+"""
 
 import argparse
 import sys
@@ -8,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from faults import report
+from faults.rolling import command as rolling
 from faults.runs import DRILL_ROUND, SETUPS, TURNS, Plan, Run
 from kvrecall_server.reporting.results import build_results
 from reference import MODEL_PATH
@@ -21,6 +25,8 @@ def main() -> None:
 
     Exits with 1 on failures, with 3 if rounds are left to a later call.
     """
+    if sys.argv[1:2] == [rolling.NAME]:
+        rolling.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)

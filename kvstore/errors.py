@@ -10,6 +10,7 @@
     │   │   └── PageVersionError
     │   ├── ForeignPageError
     │   ├── CorruptPageError
+    │   ├── LockedPageError
     │   └── MissingPageError
     ├── TierError
     │   ├── TierFullError
@@ -60,6 +61,10 @@ class ForeignPageError(PageError):
 
 class CorruptPageError(PageError):
     """A checksum does not match."""
+
+
+class LockedPageError(PageError):
+    """The page is encrypted with a key that no session has brought."""
 
 
 class MissingPageError(PageError):

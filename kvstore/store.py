@@ -120,16 +120,20 @@ class RowStore:
         """The RAM tier, in which readers reserve what they keep; None for a store without one on top."""
         return self._stack.tiers.memory
 
-    def open(self, session: str, pages: Sequence[PageId]) -> None:
+    def open(self, session: str, pages: Sequence[PageId], key: bytes = b"") -> None:
         """Open the session with exactly these pages of rows, or open it anew.
 
         Pages that no tier has are missing (`missing_pages`): reading them raises MissingPageError
-        until `restore` writes them. Those that lie in a bucket are copied back in the background. Raises
-        the lowest tier's error when it does not answer and memory alone is not sufficient, and that of a
-        bucket which was never listed; then nothing has changed.
+        until `restore` writes them. Those that lie in a bucket are copied back in the background.
+        `key`: its tenant's, of `kvstore.format.encryption.KEY_BYTES`, with which pages are encrypted in every
+        tier but memory; empty: they are not. Raises RowShapeError for another length, the lowest tier's
+        error when it does not answer and memory alone is not sufficient, and that of a bucket which was
+        never listed; then nothing has changed.
         """
+        key_id = self._stack.keys.add(key)
         with self._sessions.locked(session, create=True) as state:
             self._opener.open(state, pages)
+            state.key_id = key_id
             state.kept_at = 0.0
             self._renew(state)
         if self._stack.has_cold(pages):

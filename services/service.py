@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvrecall.domain.errors import (
+    DataKeyDeleted,
     InvalidRequest,
     ServiceError,
     ShuttingDown,
@@ -239,7 +240,8 @@ class SessionService:
 
     async def check_tenant(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
-        await self._catalog.sessions.get(session, tenant)
+        with suppress(DataKeyDeleted):  # it is the tenant's, which may delete it
+            await self._catalog.sessions.get(session, tenant)
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
         """List committed turns of a session, in order."""

@@ -36,6 +36,7 @@ from benchmarks.tiers.subjects import (
     redis_server,
 )
 from kvrecall_server.reporting.results import Row, speed_row
+from kvstore.format.encryption import KEY_BYTES
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
@@ -48,6 +49,7 @@ SHAPES = {
     "large": PageLayout(28, 8, 128, torch.bfloat16, "benchmark"),
 }
 _STORE = "row store"
+_ENCRYPTED = "row store, encrypted"
 
 
 Compare = Callable[[str, Subject, Sequence[Subject]], Iterator[Row]]
@@ -74,24 +76,32 @@ def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
         empty_folder(path)
         return NvmeTier(path)
 
-    def open_store() -> RowStore:
-        tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(folder / _STORE)]
+    def open_store(name: str) -> RowStore:
+        tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(folder / name)]
         return RowStore(pages.layout, tiers)
 
     files = Files(pages, folder)
     alone = TierSubject(pages, partial(tier, folder / "tier"), fresh=True)
-    store = StoreSubject(_STORE, pages, open_store, fresh=True)
-    yield from compare("write", files.write(), [alone.write(), store.write()])
-    yield from compare("gather", files.read(), [files.read_verified(), alone.read(), store.read()])
+    stores = [
+        StoreSubject(name, pages, partial(open_store, name), fresh=True, key=key)
+        for name, key in ((_STORE, b""), (_ENCRYPTED, bytes(KEY_BYTES)))
+    ]
+    writes = [alone.write(), *(store.write() for store in stores)]
+    yield from compare("write", files.write(), writes)
+    reads = [files.read_verified(), alone.read(), *(store.read() for store in stores)]
+    yield from compare("gather", files.read(), reads)
     files.drop_page_cache()
     if bytes_from_disk(files.read().run) > 0.9 * pages.bytes:
         subjects = [
             files.read_verified(files.drop_page_cache),
             alone.read(partial(drop_page_cache, folder / "tier")),
-            store.read(partial(drop_page_cache, folder / _STORE)),
+            *(
+                store.read(partial(drop_page_cache, folder / name))
+                for store, name in zip(stores, (_STORE, _ENCRYPTED), strict=True)
+            ),
         ]
         yield from compare("gather from the disk", files.read(files.drop_page_cache), subjects)
-    close_all([alone, store])
+    close_all([alone, *stores])
 
 
 def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:

@@ -256,13 +256,18 @@ class StoreSubject:
         *,
         fresh: bool = False,
         clear: Callable[[], None] = nothing,
+        key: bytes = b"",
     ) -> None:
-        """Open the store; `fresh` and `clear` as of a TierSubject."""
+        """Open the store; `fresh` and `clear` as of a TierSubject.
+
+        key: that pages are encrypted with; empty: they are not.
+        """
         self._name = name
         self._pages = pages
         self._open = open_store
         self._fresh = fresh
         self._clear = clear
+        self._key = key
         self._stored = list[PageId]()
         self._store = open_store()
 
@@ -287,6 +292,7 @@ class StoreSubject:
         else:
             self._store.delete(self._stored).result()
             self._clear()
+        self._store.open(SESSION, [], self._key)
         self._stored = []
 
     def _write(self) -> None:

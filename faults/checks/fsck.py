@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from faults.rig.setups import Setup
+from faults.rig.setups import KEYS_FILE, Setup
 from faults.rig.zygote import COMMAND_LINE
 
 # Consequences of damage that faults did: the rows are computed again at the next use. Every other
@@ -20,6 +20,8 @@ def run_fsck(setup: Setup, damaged: bool = False) -> list[str]:
     if setup.redis is not None:
         url = setup.redis.url
         environment |= {"KVRECALL_CATALOG_URL": url, "KVRECALL_STORE__REDIS_URL": url}
+    if (keys := setup.catalog.encryption.keys_file) is not None:
+        environment[KEYS_FILE] = str(keys)
     complaints = []
     for folder in setup.pages:
         code, output = _run(setup, ["fsck", "--data", str(folder.parent)], environment)

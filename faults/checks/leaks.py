@@ -43,7 +43,7 @@ WORKERS_METRIC = "kvrecall_worker_up"
 # KVRECALL_SERVICE__PAUSE_SECONDS.
 # A conversation whose creation was not answered has an id that no client knows; it has no items.
 KEPT_TABLES = frozenset(
-    {"idempotency_records", "sqlite_sequence", "catalog_id", "meta", "conversations"}
+    {"idempotency_records", "sqlite_sequence", "catalog_id", "data_keys", "meta", "conversations"}
 )
 # Entries of writes that broke off, in `conversations` and `lengths`, go with the tenant's later writes.
 KEPT_KEYS = (
@@ -54,6 +54,7 @@ KEPT_KEYS = (
     ":catalog-id",
     ":id",
     ":secret",
+    ":data-keys",
     ":conversations:",
     ":lengths:",
 )

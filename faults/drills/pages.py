@@ -1,6 +1,7 @@
 """Drills on pages that sessions share, that are deleted under a turn, or that no commit names yet."""
 
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,12 +14,12 @@ from faults.load.contest import Contest
 from faults.rig import clock
 from faults.rig.metrics import read_metrics
 from faults.rig.processes import until
-from faults.rig.setups import Setup, embedded, files_only
+from faults.rig.setups import SWEEP_SECONDS, Setup, embedded, files_only
 from kvrecall.client import KvrecallClient, TextDelta
 
 # The turn under which something happens: long enough for it.
 ANSWER_TOKENS = 400
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 def repeat_text(stage: Stage) -> None:
@@ -60,7 +61,12 @@ def restart_before_commit(stage: Stage) -> None:
     """A worker is restarted, and swept, between the end of a turn and its commit: it keeps the pages."""
     setup = files_only(stage.folder, stage.rig)
     (gateway,) = setup.gateways
-    gateway.environment = {**gateway.environment, clock.PATCH: late_commit.__name__}
+    commit = stage.folder / "commit"
+    gateway.environment = {
+        **gateway.environment,
+        clock.PATCH: late_commit.__name__,
+        late_commit.WHEN: str(commit),
+    }
     with stage.started(setup) as client:
         worker, other = setup.workers
         other.stop()  # it has no rows of the session
@@ -70,10 +76,19 @@ def restart_before_commit(stage: Stage) -> None:
         until(lambda: _is_idle(setup.operations[0]), "the turn is done", PATIENCE_SECONDS)
         worker.kill()
         worker.start()
+        until(lambda: _has_worker(setup), "the worker is back", PATIENCE_SECONDS)
+        time.sleep(SWEEP_SECONDS)  # a sweep begins when it is back, and another one then
+        commit.touch()
         turn.end(stage)
         contest.say(client, stage.words(4))
         _expect_no_loss(stage, setup)
         client.delete(contest.session, f"{contest.name}-delete")
+
+
+def _has_worker(setup: Setup) -> bool:
+    """Whether the gateway reaches a worker."""
+    with KvrecallClient(setup.urls[0], PATIENCE_SECONDS) as client:
+        return any(load.stats is not None for load in client.workers())
 
 
 class _Turn:

@@ -55,7 +55,7 @@ class Contest:
     def open(self, client: FaultClient) -> None:
         """Create the session and send its first turn. Raises NotServedError."""
         self.session = client.retry(lambda each: self.create(each))["id"]
-        self.say(client, self._opening())
+        self.say(client, self.opening)
 
     def say(self, client: FaultClient, text: str) -> Json:
         """Send a turn with a key until it is acknowledged. Raises NotServedError."""
@@ -66,18 +66,26 @@ class Contest:
 
     def messages(self, text: str) -> list[Json]:
         """Messages of the turn with this text."""
-        system = [{"role": "system", "content": LONG_SYSTEM}] if text == self._opening() else []
+        system = [{"role": "system", "content": LONG_SYSTEM}] if text == self.opening else []
         return [*system, {"role": "user", "content": text}]
 
     def log_errors(self, log: Sequence[Turn]) -> list[str]:
         """Differences of the session's log from what was acknowledged and sent."""
-        texts = [turn.messages[-1].content for turn in log]
-        counts = Counter(texts)
-        errors = [
+        return [*self.doubled_turns(log), *self.lost_turns(log)]
+
+    def doubled_turns(self, log: Sequence[Turn]) -> list[str]:
+        """Texts for the turns that are in the log more often than they may be."""
+        counts = Counter(turn.messages[-1].content for turn in log)
+        return [
             f"{self.name}: {text!r} is {counts[text]} times in the log, sent {self.sent[text]} times"
             for text in counts
             if counts[text] > (1 if text in self.acknowledged else self.sent[text])
         ]
+
+    def lost_turns(self, log: Sequence[Turn]) -> list[str]:
+        """Texts for the acknowledged turns that are not in the log with their reply."""
+        texts = [turn.messages[-1].content for turn in log]
+        errors = []
         for text, answer in self.acknowledged.items():
             number = answer["turn"]
             found = log[number - 1] if number <= len(log) else None
@@ -92,7 +100,9 @@ class Contest:
         """Create the session; returns it."""
         return asdict(client.create_session(**SETTINGS, key=f"{self.name}-create"))
 
-    def _opening(self) -> str:
+    @property
+    def opening(self) -> str:
+        """Text of its first turn."""
         return f"Hello, this is {self.name}. The code of Ada's locker is 4711."
 
     def _write(self, urls: Sequence[str], writer: int, over: threading.Event) -> None:

@@ -1,6 +1,8 @@
 """Set-ups under faults: one process, workers with files only, or a cluster on one Redis."""
 
+import base64
 import json
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from faults.rig.redis_process import RedisProcess
 from faults.rig.zygote import Zygote
 from kvrecall_server.app.settings import Settings
 from reference import MODEL_PATH
+from services.catalog.encryption.settings import EncryptionSettings
 
 DISK_BYTES = 512 << 20
 # Of the reference model 190 pages: idle sessions' rows are read from files or Redis again. Less would now and
@@ -31,6 +34,7 @@ SWEEPS = {
     "KVRECALL_SERVICE__UNKNOWN_PAGE_SECONDS": str(UNKNOWN_PAGE_SECONDS),
     "KVRECALL_SERVICE__SWEEP_SECONDS": str(SWEEP_SECONDS),
 }
+KEYS_FILE = "KVRECALL_ENCRYPTION__KEYS_FILE"
 LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
 
 
@@ -183,18 +187,24 @@ def embedded_apart(folder: Path, rig: Rig) -> Setup:
 
 def _embedded(folder: Path, data: Path, disk: Disk, rig: Rig) -> Setup:
     port = free_port()
+    keys = _write_keys(folder)
     folders = [data / "serve", *(path for path in [folder / "disk" / "pages"] if path.exists())]
     serve = ServerProcess(
         "serve",
         "serve",
         ["--host", "127.0.0.1", "--port", str(port), "--data", str(data / "serve"), *LIMITS],
-        {"KVRECALL_MODEL": str(rig.model), "KVRECALL_RAM_BYTES": str(RAM_BYTES), **SWEEPS},
+        {
+            "KVRECALL_MODEL": str(rig.model),
+            "KVRECALL_RAM_BYTES": str(RAM_BYTES),
+            KEYS_FILE: str(keys),
+            **SWEEPS,
+        },
         folder,
         rig.zygote,
         rig.drive(folder, "serve", folders),
     )
     url = f"http://127.0.0.1:{port}"
-    catalog = Settings(data=data / "serve")
+    catalog = Settings(data=data / "serve", encryption=EncryptionSettings(keys_file=keys))
     return Setup("embedded", folder, data, rig, disk, [serve], [serve], [url], [], catalog)
 
 
@@ -221,10 +231,11 @@ def cluster(
     """Two workers and two gateways on one Redis with catalog and rows, and proxies between them.
 
     Redis is not on the disk that fills up: with `appendfsync always` it exits when it cannot write.
-    `more` is added to the environment of all processes. With `url` the Redis is there, not started
-    and stopped with the set-up, and has no proxies to it.
+    What is said is encrypted at rest. `more` is added to the environment of all processes. With `url` the
+    Redis is there, not started and stopped with the set-up, and has no proxies to it.
     """
     disk = new_disk(folder / "disk", DISK_BYTES)
+    keys = _write_keys(folder)
     redis = None
     if url is None:
         drive = rig.drive(folder, "redis", [folder / "redis"], append_only=True)
@@ -240,9 +251,12 @@ def cluster(
         _add_worker(setup, f"worker-{number}", environment | dict(more or {}))
     for number in (1, 2):
         name = f"gateway-{number}"
-        environment = {"KVRECALL_CATALOG_URL": url or _redis_url(setup)} | dict(more or {})
-        _add_gateway(setup, name, folder / name, [], environment)
-    setup.catalog = Settings(catalog_url=SecretStr(url or setup.redis_url))
+        environment = {"KVRECALL_CATALOG_URL": url or _redis_url(setup), KEYS_FILE: str(keys)}
+        _add_gateway(setup, name, folder / name, [], environment | dict(more or {}))
+    setup.catalog = Settings(
+        catalog_url=SecretStr(url or setup.redis_url),
+        encryption=EncryptionSettings(keys_file=keys),
+    )
     return setup
 
 
@@ -291,6 +305,13 @@ def _add_gateway(
         )
     )
     setup.urls.append(f"http://127.0.0.1:{port}")
+
+
+def _write_keys(folder: Path) -> Path:
+    """Write a file with a key of encryption at rest."""
+    file = folder / "keys"
+    file.write_text(f"rig {base64.b64encode(secrets.token_bytes(32)).decode()}\n", "utf-8")
+    return file
 
 
 def _redis_url(setup: Setup) -> str:

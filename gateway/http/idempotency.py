@@ -43,4 +43,5 @@ def build_idempotency_key(
     text = "" if body is None else body.model_dump_json()
     # Tenant names contain neither spaces nor slashes, so scopes are unambiguous.
     scope = f"{tenant} {operation}".lstrip()
-    return IdempotencyKey(scope, key, hashlib.sha256(text.encode()).hexdigest(), session)
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    return IdempotencyKey(scope, key, fingerprint, session, tenant)

@@ -28,7 +28,10 @@ class TurnSpan:
 
 @dataclass(frozen=True)
 class LoggedTurn:
-    """Committed turn of the log: its input `messages`, what was generated as `answer`, its tokens."""
+    """Committed turn of the log: its input `messages`, what was generated as `answer`, its tokens.
+
+    `request_id` and `trace_id` are of the request that ran it, None where there is none.
+    """
 
     turn: int
     start: int
@@ -54,6 +57,8 @@ class LoggedTurn:
     reselections: Reselections | None
     prefill: TurnPrefill | None
     retrieval: TurnRetrieval | None
+    request_id: str | None = None
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True)

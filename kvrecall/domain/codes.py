@@ -62,6 +62,7 @@ class ErrorCode(StrEnum):
     UNKNOWN_RESPONSE = "unknown_response", 404, "NOT_FOUND"
     UNKNOWN_CONVERSATION = "unknown_conversation", 404, "NOT_FOUND"
     UNKNOWN_ITEM = "unknown_item", 404, "NOT_FOUND"
+    DATA_KEY_DELETED = "data_key_deleted", 404, "NOT_FOUND"
     UNKNOWN_ROUTE = "unknown_route", 404, "UNIMPLEMENTED"
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, "UNIMPLEMENTED"
 

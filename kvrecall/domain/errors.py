@@ -183,6 +183,18 @@ class UnknownCall(ServiceError):
         )
 
 
+class DataKeyDeleted(ServiceError):
+    """A value is encrypted under a data key that its tenant has no more."""
+
+    code = ErrorCode.DATA_KEY_DELETED
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this was encrypted under a data key of the tenant that was deleted, so nobody can read "
+            "it any more; begin a new session"
+        )
+
+
 class UnknownEpisode(ServiceError):
     """The session has no episode of that id; it was rebuilt since."""
 

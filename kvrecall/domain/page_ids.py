@@ -23,12 +23,22 @@ KEY_BYTES = 32
 _RANDOM = 0x80
 
 
-def derive_row_key(secret: bytes, tenant: str, cache_salt: str = "") -> bytes:
+def derive_row_key(
+    secret: bytes, tenant: str, cache_salt: str = "", data_key: bytes | None = None
+) -> bytes:
     """Derive the key, of KEY_BYTES, of a tenant's requests with one salt.
 
-    `secret`: the catalog's, of KEY_BYTES.
+    `secret`: the catalog's, of KEY_BYTES. `data_key`: the tenant's, where pages are encrypted: under
+    another one they have other ids.
     """
-    return _hash(secret, KEY_BYTES, b"kvrecall rows", tenant.encode(), cache_salt.encode())
+    salts = (tenant.encode(), cache_salt.encode())
+    encrypted = () if data_key is None else (_hash(data_key, KEY_BYTES, b"kvrecall rows"),)
+    return _hash(secret, KEY_BYTES, b"kvrecall rows", *salts, *encrypted)
+
+
+def derive_page_key(data_key: bytes | None) -> bytes:
+    """Derive the key, of KEY_BYTES, that a tenant's pages are encrypted with; empty without a data key."""
+    return b"" if data_key is None else _hash(data_key, KEY_BYTES, b"kvrecall pages")
 
 
 def make_random_id() -> bytes:

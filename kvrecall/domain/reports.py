@@ -164,7 +164,8 @@ class TurnOutcome:
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token. `prefill` is
     of a turn with sparse blocks, `retrieval` of one with steps that retrieved. `opening` is what
-    the client began the message with. `rewrite` is of the tokens before the turn's own.
+    the client began the message with. `rewrite` is of the tokens before the turn's own. `request_id`
+    and `trace_id` are of the request that ran it, empty where there is none.
     """
 
     session: str
@@ -199,6 +200,8 @@ class TurnOutcome:
     retrieval: RetrievalReport | None = None
     opening: str = ""
     rewrite: Rewrite | None = None
+    request_id: str = ""
+    trace_id: str = ""
 
     @property
     def dropped_tokens(self) -> int:

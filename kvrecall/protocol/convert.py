@@ -193,11 +193,11 @@ def segments_to_wire(segments: Iterable[EpisodeSegment]) -> list[pb.Span]:
 
 
 def session_spec_to_wire(
-    session: Session, epoch: int, weight: float, row_key: bytes
+    session: Session, epoch: int, weight: float, row_key: bytes, page_key: bytes = b""
 ) -> pb.SessionSpec:
     """The session's settings as a worker reads them, under `epoch`.
 
-    `weight`: its tenant's. `row_key`: of `kvrecall.domain.page_ids.derive_row_key`.
+    `weight`: its tenant's. `row_key` and `page_key`: of `kvrecall.domain.page_ids`.
     """
     settings = session.settings
     return pb.SessionSpec(
@@ -215,6 +215,7 @@ def session_spec_to_wire(
         tenant=settings.tenant,
         weight=weight,
         row_key=row_key,
+        page_key=page_key,
     )
 
 

@@ -19,10 +19,15 @@ _TRACE_STATE = re.compile(r"[\x20-\x7e]{1,512}")
 Metadata = tuple[tuple[str, str], ...]
 
 
+def get_request_id() -> str:
+    """Return the id of the client's request that is handled, empty outside of one."""
+    return str(structlog.contextvars.get_contextvars().get("request_id", ""))
+
+
 def write_ids(span: Span) -> Metadata:
     """Build the metadata of a call that is made under `span`, for the request being handled."""
-    request_id = structlog.contextvars.get_contextvars().get("request_id")
-    ids = {} if request_id is None else {REQUEST_ID_KEY: str(request_id)}
+    request_id = get_request_id()
+    ids = {REQUEST_ID_KEY: request_id} if request_id else {}
     return tuple((ids | span.headers()).items())
 
 

@@ -16,6 +16,7 @@ MANY = (
     "the catalog may have lost their sessions: restore a backup of it. Nothing deletes them until it "
     "knows them, or KVRECALL_SERVICE__MAX_UNKNOWN_SHARE is 1"
 )
+UNREADABLE = "nobody can read it: delete it"
 BAD_SESSION = "restore a backup of the catalog: it is authoritative"
 TRUNCATED = "truncated at the next start; nothing of it was acknowledged"
 
@@ -37,12 +38,14 @@ class Finding:
 class KnownSession:
     """A session in the catalog: `length` rows committed, in `pages` by their order.
 
+    Of one whose data key was deleted the length is not known: None.
+
     `log_is_whole`: every row can be computed again from the turn log. `snapshots`: rows before each of
     its recurrent states, as its worker's state has them.
     """
 
     id: str
-    length: int
+    length: int | None
     pages: tuple[PageId, ...]
     log_is_whole: bool
     snapshots: tuple[int, ...] = ()
@@ -116,7 +119,8 @@ def tier_findings(report: PagesReport) -> Iterator[Finding]:
 def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
     """Missing pages of a session."""
     where = f"session {session.id}"
-    if session.length != (rows := len(session.pages) * found.page_tokens):
+    rows = len(session.pages) * found.page_tokens
+    if session.length not in (None, rows):
         yield Finding(where, f"{session.length} rows, and pages of {rows}", BAD_SESSION)
     losses = [(index, found.find_loss(page_id)) for index, page_id in enumerate(session.pages)]
     for reason, indices in _by_reason((index, reason) for index, reason in losses if reason):

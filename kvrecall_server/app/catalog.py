@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from kvrecall.domain.errors import CatalogError
+from kvrecall_server.app.encryption import load_keyring
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.redis import read_refusal, redis_client
 from kvrecall_server.app.settings import Settings
@@ -16,13 +17,17 @@ from services.catalog.sqlite.catalog import SqliteCatalog
 async def open_catalog(settings: Settings) -> Catalog:
     """Open the catalog at `settings.catalog_url`, else the file under `settings.data`.
 
-    A missing catalog is created, one of another version refused. Raises CannotServe.
+    A missing catalog is created, one of another version, or encrypted with other keys, refused. Raises
+    CannotServe.
     """
+    keyring = load_keyring(settings)
     try:
         if settings.catalog_url is None:
-            return await SqliteCatalog.open(get_path(settings), settings.catalog_reserve_bytes)
+            reserve = settings.catalog_reserve_bytes
+            return await SqliteCatalog.open(get_path(settings), reserve, keyring)
         client = redis_client(settings.catalog_url.get_secret_value())
-        return await RedisCatalog.open(client, f"{settings.store.redis_namespace}:catalog")
+        namespace = f"{settings.store.redis_namespace}:catalog"
+        return await RedisCatalog.open(client, namespace, keyring=keyring)
     except CatalogError as error:
         url = settings.catalog_url
         said = "" if url is None else await asyncio.to_thread(read_refusal, url.get_secret_value())

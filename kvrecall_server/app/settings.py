@@ -13,6 +13,7 @@ from kvrecall.sandbox.settings import SandboxSettings
 from kvrecall_server.app.models import SMOLLM2, is_reference
 from kvstore.settings import StoreSettings
 from services.access.settings import AccessSettings
+from services.catalog.encryption.settings import EncryptionSettings
 from services.cluster.settings import WireSettings
 from workers.engine.settings import WorkerSettings
 from workers.rpc.settings import ServerSettings
@@ -108,6 +109,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     service: ServiceLimits = ServiceLimits()
     access: AccessSettings = AccessSettings()
+    encryption: EncryptionSettings = EncryptionSettings()
     gateway: GatewaySettings = GatewaySettings()
     grpc: GrpcSettings = GrpcSettings()
     server: ServerSettings = ServerSettings()

@@ -11,8 +11,8 @@ from rich.console import Console
 from kvrecall_server.app.errors import BadSessionFile, CannotServe
 from kvrecall_server.app.progress import Report, show_progress
 from kvrecall_server.app.settings import Settings
+from kvrecall_server.cli.access.tenants import require_tenant_name
 from kvrecall_server.cli.options import Data, Model, build_settings
-from kvrecall_server.cli.tenants import require_tenant_name
 from kvrecall_server.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
@@ -126,13 +126,14 @@ async def _export(
         async with open_stopped_catalog(settings) as catalog, claimed(catalog, session):
             dump = await dump_session(catalog, session)
             answers = await dump_answers(catalog, dump.session)
+            key = await _find_page_key(catalog, dump.session.settings.tenant)
         origin = find_origin(settings, tiers)
         moved = PagesMoved(missing=count_pages(dump))
         with write_archive(file, _find_key(settings)) as writer:
             writer.add(build_header(session, origin, settings.model, has_pages=with_pages))
             for record in (*to_records(dump), *to_answer_records(answers)):
                 writer.add(record)
-            for record in read_pages(dump, tiers) if with_pages else ():
+            for record in read_pages(dump, tiers, key) if with_pages else ():
                 writer.add(record)
                 moved = moved.with_pages([record.data])
                 report(moved.pages, moved.pages + moved.missing)
@@ -166,7 +167,8 @@ async def _import(
     with open_tiers(settings) as tiers:
         async with open_stopped_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
-            with put_pages(wanted.file, dump, tiers[-1], wanted=wanted.with_pages) as moved:
+            key = await _find_page_key(catalog, dump.session.settings.tenant)
+            with put_pages(wanted.file, dump, tiers[-1], key, wanted=wanted.with_pages) as moved:
                 await catalog.sessions.restore(dump)
             seconds = settings.service.response_days * 86_400.0
             added = await restore_answers(catalog, answers, seconds)
@@ -213,6 +215,13 @@ def _find_key(settings: Settings) -> "ArchiveKey | None":
 
     pepper = find_pepper(settings)
     return None if pepper is None else ArchiveKey(pepper)
+
+
+async def _find_page_key(catalog: "Catalog", tenant: str) -> bytes:
+    """Return the key that a tenant's pages are encrypted with; empty where none are."""
+    from kvrecall.domain.page_ids import derive_page_key
+
+    return derive_page_key(await catalog.data_keys.get_key(tenant))
 
 
 async def _require_new(catalog: "Catalog", session: str) -> None:

@@ -16,6 +16,8 @@ from kvrecall.client import KvrecallError
 from kvrecall_server.app.errors import CliError
 from kvrecall_server.app.logs import format_error, logs_json, set_up_logs
 from kvrecall_server.app.start.environment import describe_invalid, describe_unparsable
+from kvrecall_server.cli.access.encryption import encryption_app
+from kvrecall_server.cli.access.keys import keys_app
 from kvrecall_server.cli.archive import export_command, import_command
 from kvrecall_server.cli.chat.command import chat_command
 from kvrecall_server.cli.demo import demo_command
@@ -23,7 +25,6 @@ from kvrecall_server.cli.eval.app import eval_app
 from kvrecall_server.cli.fsck import fsck_command
 from kvrecall_server.cli.gateway import gateway_command
 from kvrecall_server.cli.health import health_command
-from kvrecall_server.cli.keys import keys_app
 from kvrecall_server.cli.machine.config import config_command
 from kvrecall_server.cli.machine.doctor import doctor_command
 from kvrecall_server.cli.machine.models import models_app
@@ -166,3 +167,4 @@ app.command("profile-layers", cls=_Command)(profile_layers_command)
 app.add_typer(eval_app, name="eval")
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
+app.add_typer(encryption_app, name="encryption")

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 
 SHARED = (
+    "cryptography",
     "google.protobuf",
     "grpc",
     "grpc_health",
@@ -67,6 +68,7 @@ EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
         "config": None,
         "demo": "demo",
         "doctor": None,
+        "encryption": "gateway",
         "eval": "demo",
         "export": "all",
         "fsck": "all",

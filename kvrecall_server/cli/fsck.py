@@ -238,14 +238,21 @@ async def _known(
 async def _known_session(
     catalog: "Catalog", id: str, bounds: "Bounds", findings: "list[Finding]"
 ) -> "KnownSession":
+    from kvrecall.domain.errors import DataKeyDeleted
     from kvrecall.domain.page_ids import split_ids
     from kvrecall_server.admin.archive.records import dump_session
-    from kvrecall_server.admin.fsck import BAD_SESSION, Finding, KnownSession
+    from kvrecall_server.admin.fsck import BAD_SESSION, UNREADABLE, Finding, KnownSession
     from kvrecall_server.admin.validation.session import validate_session
     from kvrecall_server.admin.validation.state import parse_state
     from services.catalog.token_log import count_tokens
 
-    dump = await dump_session(catalog, id)
+    try:
+        dump = await dump_session(catalog, id)
+    except DataKeyDeleted:
+        what = "is encrypted under a data key of its tenant that was deleted"
+        findings.append(Finding(f"session {id}", what, UNREADABLE))
+        pages = split_ids(await catalog.sessions.get_page_ids(id))
+        return KnownSession(id, None, pages, log_is_whole=False)
     problems = validate_session(dump, bounds)
     findings += [Finding(f"session {id}", each, BAD_SESSION) for each in problems]
     state = parse_state(dump.worker_state)

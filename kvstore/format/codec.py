@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstore.errors import PageFormatError, RowShapeError
+from kvstore.errors import LockedPageError, PageFormatError, RowShapeError
 from kvstore.format.buffers import empty_rows
 from kvstore.format.page import (
     HEADER_BYTES,
+    NO_KEY,
     Blob,
     PageHeader,
     PageId,
@@ -65,13 +66,14 @@ def encode_page(
     codec: Codec = Codec.RAW,
     *,
     written_at: int,
+    key_id: bytes = NO_KEY,
 ) -> memoryview:
     """Encode rows `[n_layers, 2, n_kv_heads, page_tokens, head_dim]` as a sealed page.
 
     The page has its own memory. Rows that INT8 cannot represent (a number is not finite, or a
     group's range exceeds the dtype) are encoded as RAW; the header names the codec that was used.
-    `written_at`: unix seconds. Raises RowShapeError for rows of another shape, and for an id of another
-    length than `ID_BYTES`.
+    `written_at`: unix seconds. `key_id`: of the key that it is encrypted with where it lasts. Raises
+    RowShapeError for rows of another shape, and for an id of another length than `ID_BYTES`.
     """
     if tuple(rows.shape) != layout.rows_shape(layout.page_tokens):
         raise RowShapeError(
@@ -81,7 +83,8 @@ def encode_page(
     if parts is None:
         parts = [rows]
         codec = Codec.RAW
-    header = build_header(layout, page_id, payload_bytes(layout, codec), codec, written_at)
+    size = payload_bytes(layout, codec)
+    header = build_header(layout, page_id, size, codec, written_at, key_id)
     record = np.empty(header.record_bytes, dtype=np.uint8).data
     _write_tensors(record[HEADER_BYTES:], parts)
     seal_in_place(header, record)
@@ -92,9 +95,14 @@ def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
     """Decode a page into read-only rows `[n_layers, 2, n_kv_heads, page_tokens, head_dim]`.
 
     The tensor may share memory with `blob`. Raises ForeignPageError for a page of another layout,
-    and PageFormatError for an unknown codec or a payload whose size does not match its header.
+    LockedPageError for an encrypted one, and PageFormatError for an unknown codec or a payload whose
+    size does not match its header.
     """
     require_layout(header, layout)
+    if header.is_encrypted:
+        raise LockedPageError(
+            f"page {header.id.hex()} is encrypted; decrypt it before it is decoded"
+        )
     if header.codec not in _CODECS:
         raise PageFormatError(
             f"found a page with codec {header.codec}, but this kvrecall reads "

@@ -9,6 +9,8 @@ A page is named by its id, and equal ids are equal pages: a page is always full 
 Every format version keeps the magic in bytes 0..3, the version (uint16) in bytes 4..5 and the
 header checksum over bytes 0..187 in bytes 188..191. So every program recognises an intact page of
 another version and refuses it (`PageVersionError`) instead of treating it as damaged.
+
+Checksums are over what is stored: encrypted pages are verified without their keys.
 """
 
 import struct
@@ -34,13 +36,17 @@ if TYPE_CHECKING:
     import torch
 
 MAGIC = b"KVRP"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 192
 ID_BYTES = 16
+NO_KEY = bytes(16)
+"""The id of no key: the page is stored as it is."""
+NONCE_BYTES = 12
+TAG_BYTES = 16
 DTYPE_CODES = {"float32": 1, "bfloat16": 2, "float16": 3}
 """Codes of the data types in headers, by their names in torch."""
 
-_FIELDS = struct.Struct("<4sHBB16s5HBBIQQ16s")
+_FIELDS = struct.Struct("<4sHBB16s5HBBIQQ16s12s16s16s")
 _CHECKSUM = struct.Struct("<I")
 _PAGE_CHECKSUM_OFFSET = HEADER_BYTES - 8
 _HEADER_CHECKSUM_OFFSET = HEADER_BYTES - 4
@@ -151,6 +157,9 @@ class PageHeader:
         fingerprint_hash: `PageLayout.fingerprint_hash`, as all fields up to `latent`: of a log record
             they are zeros.
         synced_bytes: Of a sync marker: bytes of its file that were on the disk when it was written.
+        key_id: Id of the key that the page is encrypted with where it lasts; NO_KEY: none.
+        nonce: Of an encrypted payload: number that its key was used with once; else zeros.
+        tag: Of an encrypted payload: the tag by which a change of page or header is seen.
     """
 
     id: PageId
@@ -167,6 +176,14 @@ class PageHeader:
     codec: int = 0
     kind: RecordKind = RecordKind.PAGE
     synced_bytes: int = 0
+    key_id: bytes = NO_KEY
+    nonce: bytes = bytes(NONCE_BYTES)
+    tag: bytes = bytes(TAG_BYTES)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the payload is encrypted: in memory a page is plain, and names its key."""
+        return any(self.nonce)
 
     @property
     def record_bytes(self) -> int:
@@ -175,7 +192,12 @@ class PageHeader:
 
 
 def build_header(
-    layout: PageLayout, page_id: PageId, payload_bytes: int, codec: int, written_at: int
+    layout: PageLayout,
+    page_id: PageId,
+    payload_bytes: int,
+    codec: int,
+    written_at: int,
+    key_id: bytes = NO_KEY,
 ) -> PageHeader:
     """Build the header of a page whose payload has the rows of `layout.page_tokens` tokens.
 
@@ -194,6 +216,7 @@ def build_header(
         side_layers=layout.side_layers,
         latent=layout.latent,
         codec=codec,
+        key_id=key_id,
     )
 
 
@@ -214,9 +237,16 @@ def seal_in_place(header: PageHeader, record: memoryview) -> None:
 
 
 def _build_sealed_header(header: PageHeader, payload: Blob) -> bytes:
+    padded = pack_fields(header) + _PADDING
+    summed = padded + _CHECKSUM.pack(_checksum(padded, payload))
+    return summed + _CHECKSUM.pack(google_crc32c.value(summed))
+
+
+def pack_fields(header: PageHeader) -> bytes:
+    """Pack all fields of a header, without checksums. Raises as `seal`."""
     if len(header.id) != ID_BYTES:
         raise RowShapeError(f"a page id takes {ID_BYTES} bytes, got {len(header.id)}")
-    fields = _FIELDS.pack(
+    return _FIELDS.pack(
         MAGIC,
         VERSION,
         header.kind,
@@ -232,11 +262,11 @@ def _build_sealed_header(header: PageHeader, payload: Blob) -> bytes:
         header.payload_bytes,
         header.written_at,
         header.synced_bytes,
+        header.key_id,
+        header.nonce,
+        header.tag,
         header.id,
     )
-    padded = fields + _PADDING
-    summed = padded + _CHECKSUM.pack(_checksum(padded, payload))
-    return summed + _CHECKSUM.pack(google_crc32c.value(summed))
 
 
 def _checksum(fields: bytes, payload: Blob) -> int:
@@ -298,6 +328,9 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
         payload_bytes,
         written_at,
         synced_bytes,
+        key_id,
+        nonce,
+        tag,
         page_id,
     ) = fields
     if kind_code not in _KIND_CODES:
@@ -320,6 +353,9 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
         codec=codec,
         kind=RecordKind(kind_code),
         synced_bytes=synced_bytes,
+        key_id=key_id,
+        nonce=nonce,
+        tag=tag,
     )
 
 

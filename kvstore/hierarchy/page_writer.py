@@ -16,7 +16,7 @@ from threading import Condition, Event, Thread
 from torch import Tensor
 
 from kvstore.errors import KvStoreError, StoreClosedError, TierFailedError
-from kvstore.format.page import Blob, PageId
+from kvstore.format.page import NO_KEY, Blob, PageId
 from kvstore.hierarchy.page_holders import PageHolders
 
 
@@ -28,12 +28,14 @@ class QueuedPage:
         id: Id of the page.
         rows: Rows `[page_layers, parts, n_kv_heads, page_tokens, head_dim]`, contiguous, never changed.
         blob: The encoded page when encoding changed the rows, else None.
+        key_id: Id of the key that it is encrypted with where it lasts.
         replace: Whether it is written even if the tiers have it: theirs may be damaged.
     """
 
     id: PageId
     rows: Tensor
     blob: Blob | None
+    key_id: bytes = NO_KEY
     replace: bool = False
 
     @property

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kvstore.errors import PageError, TierError, TierSettingsError
 from kvstore.format.codec import Codec, decode_page, encode_page
-from kvstore.format.page import Blob, PageId, PageLayout, parse_header
+from kvstore.format.encryption import PageKeys
+from kvstore.format.page import NO_KEY, Blob, PageId, PageLayout, parse_header
 from kvstore.hierarchy.metered import MeteredTiers
 from kvstore.hierarchy.pending_pages import PendingPage, PendingPages
 from kvstore.tiers.base import Tier
@@ -25,7 +26,8 @@ class PagePlacement:
     """Encodes pages, puts them into tiers and deletes them; one thread at a time may write.
 
     `codecs` has one entry per tier, none less exact than the one below it: otherwise the rows
-    would depend on the tier that is read. Raises TierSettingsError when this is violated.
+    would depend on the tier that is read. Raises TierSettingsError when this is violated. A page that
+    names one of `keys` is encrypted with it in every tier but memory.
     `on_pending` is called when a page could not be put into the lowest tier. `on_void` is called with
     pages of which no copy in a bucket is needed any more: they are deleted, or written again.
     """
@@ -35,6 +37,7 @@ class PagePlacement:
         layout: PageLayout,
         tiers: MeteredTiers,
         codecs: Sequence[Codec],
+        keys: PageKeys,
         on_pending: Callable[[], None],
         on_void: Callable[[Collection[PageId]], None] = lambda ids: None,
     ) -> None:
@@ -42,6 +45,7 @@ class PagePlacement:
         self._layout = layout
         self._tiers = tiers
         self._codecs = tuple(codecs)
+        self._keys = keys
         self._write_order = _get_write_order(tiers.warm)
         self._pending = PendingPages()
         self._on_pending = on_pending
@@ -52,25 +56,33 @@ class PagePlacement:
         """The codec of the lowest tier, which decides what rows every reader gets."""
         return self._codecs[-1]
 
-    def encode(self, page_id: PageId, rows: Tensor) -> tuple[Tensor, Blob | None]:
+    def encode(
+        self, page_id: PageId, rows: Tensor, key_id: bytes = NO_KEY
+    ) -> tuple[Tensor, Blob | None]:
         """Encode a page for the lowest tier and return its rows as every reader gets them.
 
         The blob is None when encoding does not change the rows.
         """
         if self._codecs[-1] is Codec.RAW:
             return rows, None
-        blob = self._encode(page_id, rows, self._codecs[-1])
+        blob = self._encode(page_id, rows, self._codecs[-1], key_id)
         return decode_page(self._layout, parse_header(blob), blob), blob
 
     def write(
-        self, page_id: PageId, rows: Tensor, blob: Blob | None = None, *, replace: bool = False
+        self,
+        page_id: PageId,
+        rows: Tensor,
+        blob: Blob | None = None,
+        *,
+        key_id: bytes = NO_KEY,
+        replace: bool = False,
     ) -> None:
         """Put a page into the lowest tier that accepts it, and copies into the tiers above.
 
         `rows` and `blob` are results of `encode`. One that the lowest tier has stays as it is, unless
         `replace`. Raises the lowest tier's error when no tier accepts the page.
         """
-        blob = blob or self._encode(page_id, rows, Codec.RAW)
+        blob = blob or self._encode(page_id, rows, Codec.RAW, key_id)
         if not replace and self._is_lowest(page_id):
             depth = self._tiers.bottom
         else:
@@ -231,13 +243,19 @@ class PagePlacement:
         refusal: TierError | None = None
         for depth in depths:
             try:
-                self._tiers.put(depth, page_id, blob)
+                self._put(depth, page_id, blob)
             except TierError as error:
                 refusal = refusal or error
             else:
                 return depth
         assert refusal is not None, "there is at least one tier to write to"
         raise refusal
+
+    def _put(self, depth: int, page_id: PageId, blob: Blob, *, backed: bool = False) -> None:
+        """Put a page into a tier: encrypted, unless it is memory. Raises the tier's error."""
+        if self._tiers.all[depth] is not self._tiers.memory:
+            blob = self._keys.encrypt(blob)
+        self._tiers.put(depth, page_id, blob, backed=backed)
 
     def _record_depth(self, page_id: PageId, depth: int, *, replace: bool) -> None:
         if depth == self._tiers.bottom:
@@ -259,7 +277,7 @@ class PagePlacement:
                 self._tiers.keep(depth, [pending.id])  # Its flush may be over.
         self._record_depth(pending.id, depth, replace=pending.replace)
         if not pending.durable:  # Memory may drop the page from now on.
-            self._tiers.put(pending.depth, pending.id, blob, backed=True)
+            self._put(pending.depth, pending.id, blob, backed=True)
 
     def _delete_from(self, depths: Sequence[int], ids: Collection[PageId]) -> None:
         failure: TierError | None = None
@@ -287,7 +305,7 @@ class PagePlacement:
             # Memory keeps what it has too, but is told that it may drop it from now on.
             is_file = not replace and self._tiers.all[depth].durable
             if not (is_file and self._tiers.contains(depth, [page_id])[0]):
-                self._tiers.put(depth, page_id, blob, backed=True)
+                self._put(depth, page_id, blob, backed=True)
         except TierError:
             self._tiers.count(depth, refused_pages=1)
 
@@ -295,10 +313,17 @@ class PagePlacement:
         header = parse_header(blob)
         if header.codec == Codec.RAW:
             return blob
-        return encode_page(self._layout, header.id, rows, written_at=header.written_at)
+        return encode_page(
+            self._layout,
+            header.id,
+            rows,
+            written_at=header.written_at,
+            key_id=header.key_id,
+        )
 
-    def _encode(self, page_id: PageId, rows: Tensor, codec: Codec) -> Blob:
-        return encode_page(self._layout, page_id, rows, codec, written_at=int(time.time()))
+    def _encode(self, page_id: PageId, rows: Tensor, codec: Codec, key_id: bytes) -> Blob:
+        now = int(time.time())
+        return encode_page(self._layout, page_id, rows, codec, written_at=now, key_id=key_id)
 
 
 def _get_write_order(tiers: Sequence[Tier]) -> tuple[int, ...]:

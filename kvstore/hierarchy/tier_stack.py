@@ -20,6 +20,7 @@ from kvstore.errors import (
     TierSettingsError,
 )
 from kvstore.format.codec import Codec, decode_page
+from kvstore.format.encryption import PageKeys
 from kvstore.format.page import Blob, PageId, PageLayout, parse_header
 from kvstore.hierarchy.cold_storage import ColdStorage
 from kvstore.hierarchy.metered import CallObserver, MeteredTiers
@@ -34,7 +35,7 @@ _FETCHED_PAGES = 16
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A page as a tier had it, its rows, and the tier's depth."""
+    """A page as a tier had it, but plain, its rows, and the tier's depth."""
 
     depth: int
     blob: Blob
@@ -60,6 +61,7 @@ class TierStack:
         cold_after_seconds: float,
     ) -> None:
         self._layout = layout
+        self.keys = PageKeys()
         self.tiers = MeteredTiers(tiers, on_call, bucket)
         self.cold = ColdStorage(self.tiers, cold_after_seconds)
         try:
@@ -67,6 +69,7 @@ class TierStack:
                 layout,
                 self.tiers,
                 codecs or [Codec.RAW] * len(tiers),
+                self.keys,
                 on_pending,
                 self.cold.condemn,
             )
@@ -240,9 +243,13 @@ class TierStack:
     def _decode(
         self, depth: int, ids: Sequence[PageId], blobs: Sequence[Blob | None]
     ) -> dict[PageId, _Read]:
-        """Decode those of a tier's pages that it has. Raises a PageError."""
-        return {
-            page_id: _Read(depth, blob, decode_page(self._layout, parse_header(blob), blob))
+        """Decrypt and decode those of a tier's pages that it has. Raises a PageError."""
+        pages = {
+            page_id: self.keys.decrypt(blob)
             for page_id, blob in zip(ids, blobs, strict=True)
             if blob is not None
+        }
+        return {
+            page_id: _Read(depth, plain, decode_page(self._layout, parse_header(plain), plain))
+            for page_id, plain in pages.items()
         }

@@ -91,7 +91,9 @@ class WriteThrough:
         return [is_durable and not left for is_durable, left in zip(flushed, refused, strict=True)]
 
     def _write(self, page: QueuedPage) -> None:
-        self._stack.placement.write(page.id, page.rows, page.blob, replace=page.replace)
+        self._stack.placement.write(
+            page.id, page.rows, page.blob, key_id=page.key_id, replace=page.replace
+        )
 
     def _delete_moved(self, pages: Collection[PageId]) -> None:
         self._stack.placement.delete_moved(self._stack.cold.confirm_moved(pages))

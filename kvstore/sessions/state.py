@@ -7,7 +7,7 @@ from threading import RLock
 from torch import Tensor
 
 from kvstore.errors import MissingPageError
-from kvstore.format.page import PageId
+from kvstore.format.page import NO_KEY, PageId
 
 
 @dataclass(eq=False)
@@ -17,6 +17,7 @@ class StoredSession:
     Attributes:
         name: Id of the session.
         pages: Ids of the pages that were submitted to the writer or are stored, in order.
+        key_id: Id of the key that its pages are encrypted with.
         length: Tokens whose rows the session has.
         behind: Full-size pages of the rows behind `pages`, in memory alone; the last one may have room.
         missing: Those of `pages` that were not found.
@@ -30,6 +31,7 @@ class StoredSession:
     name: str
     pages: list[PageId] = field(default_factory=list)
     lock: RLock = field(default_factory=RLock)
+    key_id: bytes = NO_KEY
     length: int = 0
     behind: list[Tensor] = field(default_factory=list)
     missing: set[PageId] = field(default_factory=set)

@@ -128,20 +128,20 @@ class RowWriter:
         self.require_rows(rows, self._layout.page_tokens)
         rows = rows.clone(memory_format=torch.contiguous_format)
         page_id = state.pages[index]
-        self._rewrite(state, page_id, *self._stack.placement.encode(page_id, rows))
+        self._rewrite(state, page_id, *self._stack.placement.encode(page_id, rows, state.key_id))
         state.missing.discard(page_id)
 
     def _add_page(self, state: StoredSession, page_id: PageId, rows: Tensor) -> None:
         """Add the session's next page, and submit it unless it is stored already."""
-        rows, blob = self._stack.placement.encode(page_id, rows)
+        rows, blob = self._stack.placement.encode(page_id, rows, state.key_id)
         self._sessions.holders.hold([page_id])
         state.pages.append(page_id)
         state.mark_unflushed(page_id)
-        self._writer.submit(QueuedPage(page_id, rows, blob))
+        self._writer.submit(QueuedPage(page_id, rows, blob, state.key_id))
 
     def _rewrite(
         self, state: StoredSession, page_id: PageId, rows: Tensor, blob: Blob | None = None
     ) -> None:
         """Replace what the tiers have of a page: it may be damaged."""
-        self._writer.submit(QueuedPage(page_id, rows, blob, replace=True))
+        self._writer.submit(QueuedPage(page_id, rows, blob, state.key_id, replace=True))
         state.mark_unflushed(page_id)

@@ -16,6 +16,7 @@ from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.api_keys import ApiKeys
+from services.catalog.encryption.data_keys import DataKeys
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     BuildCommit,
@@ -351,6 +352,11 @@ class Catalog(Protocol):
     @property
     def secret(self) -> bytes:
         """Random bytes, made with the catalog, from which the keys of pages' ids are derived."""
+        ...
+
+    @property
+    def data_keys(self) -> DataKeys:
+        """Keys of the tenants that their values are encrypted under."""
         ...
 
     @property

@@ -10,6 +10,7 @@ from kvrecall.domain.errors import CatalogError, StaleEpoch
 from kvrecall.domain.events import ServiceEvent, WriterFenced
 from services.catalog import base
 from services.catalog.api_keys import ApiKeys
+from services.catalog.encryption.data_keys import DataKeys
 from services.catalog.responses import Responses, StoredConversations
 
 Kind = Literal["read", "list", "claim", "commit"]
@@ -66,6 +67,7 @@ class ObservedCatalog:
         self.episodes = cast("base.Episodes", observed(catalog.episodes, "episodes"))
         self.pages = cast("base.Pages", observed(catalog.pages, "pages"))
         self.idempotency = cast("base.Idempotency", observed(catalog.idempotency, "idempotency"))
+        self.data_keys = cast("DataKeys", observed(catalog.data_keys, "data_keys"))
         self.api_keys = cast("ApiKeys", observed(catalog.api_keys, "api_keys"))
 
     @property

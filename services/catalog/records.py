@@ -23,13 +23,15 @@ class IdempotencyKey:
     """A client's key for one write request.
 
     `scope` is the operation the key was sent to, `fingerprint` stands for the request body.
-    `session` is the session that the request names; empty if the request creates one.
+    `session` is the session that the request names; empty if the request creates one. `tenant` is
+    the sender's, whose own the key is.
     """
 
     scope: str
     key: str
     fingerprint: str
     session: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import log
 
-# A worker takes a session while its turns are at most so many times its share of all turns, and so
-# many more: without those two a few turns in an idle cluster would spread a family.
+# A worker takes a session while its turns are at most so many times its share of all turns. With turns to
+# spare beside that, as it once had, each gateway let as many more wait in a family's worker while others were idle.
 _SHARE_FACTOR = 1.25
-_SPARE_TURNS = 2
 
 
 @dataclass(frozen=True)
@@ -40,24 +39,24 @@ class Candidate:
 def choose(key: str, candidates: Iterable[Candidate]) -> str | None:
     """Choose the name of the key's worker; None if there is no candidate.
 
-    With equal slots the chosen one has at most 1.25 times the mean of the turns, and two more.
+    With equal slots the chosen one has at most 1.25 times the mean of the turns.
     """
-    known = list(candidates)
-    turns = sum(each.turns for each in known)
-    slots = sum(each.weight for each in known)
-    # One always is: not all can have more than their shares.
-    within = [
-        each
-        for each in known
-        if each.turns <= _SHARE_FACTOR * turns * each.weight / slots + _SPARE_TURNS
-    ]
-    free = [each for each in within if each.turns < each.slots]
     best = max(
-        free or within,
+        find_takers(candidates),
         key=lambda each: (score(key, each.name, each.weight), each.name),
         default=None,
     )
     return None if best is None else best.name
+
+
+def find_takers(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Find the workers that take sessions: within their share and, if there are such, with a free slot."""
+    known = list(candidates)
+    turns = sum(each.turns for each in known)
+    slots = sum(each.weight for each in known)
+    # One always is: not all can have more than their shares.
+    within = [each for each in known if each.turns <= _SHARE_FACTOR * turns * each.weight / slots]
+    return [each for each in within if each.turns < each.slots] or within
 
 
 def score(key: str, name: str, weight: float) -> float:

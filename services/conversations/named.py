@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.errors import CatalogError, UnknownItem
+from kvrecall.domain.errors import CatalogError, DataKeyDeleted, UnknownItem
 from kvrecall.domain.limits import ServiceLimits
 from services.access.quotas import Quotas
 from services.catalog.base import Catalog
@@ -89,7 +89,8 @@ class NamedConversations:
 
     async def delete(self, conversation_id: str, tenant: str) -> None:
         """Delete a conversation; the sessions and responses of its answers stay."""
-        await self.get(conversation_id, tenant)
+        with suppress(DataKeyDeleted):  # what nobody can read is deleted all the same
+            await self.get(conversation_id, tenant)
         await self._store.delete(conversation_id)
 
     async def add_items(

@@ -132,7 +132,7 @@ class SessionCreator:
         Raises WorkerLost, WorkerRefused.
         """
         lost: list[str] = []
-        spec = build_spec(self._catalog, self._limits, session, session.epoch)
+        spec = await build_spec(self._catalog, self._limits, session, session.epoch)
         while True:
             worker = self._worker.choose_worker(session.id, "", lost, family)
             try:

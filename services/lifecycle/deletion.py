@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.errors import DataKeyDeleted, ServiceError
 from kvrecall.domain.events import SessionDeleted
 from kvrecall.domain.sessions.session import Session
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -43,9 +43,16 @@ class SessionDeleter:
         catalog = self._context.catalog
         if key is not None and await catalog.idempotency.get(key) is not None:
             return
-        live = self._context.sessions.activate(await catalog.sessions.get(session_id, tenant))
+        record = None if key is None else IdempotencyRecord(key, "{}")
+        try:
+            session = await catalog.sessions.get(session_id, tenant)
+        except DataKeyDeleted:  # nobody works on what nobody can read
+            await catalog.sessions.delete(session_id, record)
+            self._collector.wake()
+            return
+        live = self._context.sessions.activate(session)
         async with self._context.sessions.claim_turn(live, wait=False):
-            await run_to_completion(self._delete(live, key))
+            await run_to_completion(self._delete(live, record))
 
     async def delete_unused(self, session: Session) -> bool:
         """Delete a session unless a turn followed or it is busy; return whether it was deleted."""
@@ -60,11 +67,9 @@ class SessionDeleter:
             return False
         return True
 
-    async def _delete(self, live: ActiveSession, key: IdempotencyKey | None) -> None:
+    async def _delete(self, live: ActiveSession, record: IdempotencyRecord | None) -> None:
         await self._background.cancel(live)
-        await self._context.catalog.sessions.delete(
-            live.id, None if key is None else IdempotencyRecord(key, "{}")
-        )
+        await self._context.catalog.sessions.delete(live.id, record)
         self._context.sessions.remove(live)
         self._context.events.publish(SessionDeleted(live.id, live.tenant))
         with suppress(ServiceError, TimeoutError):

@@ -212,7 +212,8 @@ class ForkRunner:
         child = self._place(child)
         await self._commit(_build_commit(child, state), key)
         try:
-            await self._worker.open(pb.OpenRequest(spec=self._build_spec(child), state=state))
+            spec = await self._build_spec(child)
+            await self._worker.open(pb.OpenRequest(spec=spec, state=state))
         except ServiceError as error:
             self._worker.forget(child.id)
             _log.warning("fork not opened", session=child.id, reason=error.message)
@@ -255,7 +256,8 @@ class ForkRunner:
         """
         child = self._place(child)
         page_ids = await self._catalog.sessions.get_page_ids(parent)
-        request = pb.ForkRequest(spec=self._build_spec(child), turns=log, page_ids=page_ids)
+        spec = await self._build_spec(child)
+        request = pb.ForkRequest(spec=spec, turns=log, page_ids=page_ids)
         try:
             result = await self._worker.fork(request)
             child = replace(child, memory=memory_from_wire(result.memory))
@@ -267,8 +269,8 @@ class ForkRunner:
         self._start_repairs(child)
         return child
 
-    def _build_spec(self, child: Session) -> pb.SessionSpec:
-        return build_spec(self._catalog, self._limits, child, child.epoch)
+    async def _build_spec(self, child: Session) -> pb.SessionSpec:
+        return await build_spec(self._catalog, self._limits, child, child.epoch)
 
     def _start_repairs(self, child: Session) -> None:
         if due_repairs(child):

@@ -189,6 +189,9 @@ class SessionManager:
         async with live.open_lock:
             if live.claim.epoch is not None:
                 return live.claim.epoch
+            # No worker has seen the new epoch, and another process may have moved the session: the worker
+            # in which it was opened here may be gone, while the one that holds it now is not.
+            live.needs_reopen = True
             async with self._leases.held(live.claim):
                 return await self._leases.take_over(live.claim, live.claim.worker)
 
@@ -299,7 +302,7 @@ class SessionManager:
         live.claim.unused = False
         if session is None:
             session = await self._catalog.sessions.get(live.id)
-        spec = build_spec(self._catalog, self._limits, session, epoch)
+        spec = await build_spec(self._catalog, self._limits, session, epoch)
         state = await read_state(self._catalog, live.id)
         try:
             if not pages_missing:

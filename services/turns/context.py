@@ -25,6 +25,8 @@ from kvrecall.protocol.convert import (
     sampling_to_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import current_span
+from kvrecall.telemetry.wire import get_request_id
 from services.catalog.records import IdempotencyKey
 from services.cluster.prompt_family import prompt_family
 from services.conversations.histories import extend
@@ -169,4 +171,6 @@ class TurnContext:
             prefill=prefill_from_wire(done),
             retrieval=retrieval_from_wire(done),
             rewrite=rewrite_from_wire(done),
+            request_id=get_request_id(),
+            trace_id=current_span().trace_id,
         )

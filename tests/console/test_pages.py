@@ -1,14 +1,16 @@
 """Every page with real sessions: what it shows is what the API says, live and by address."""
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from kvrecall.client import KvrecallClient
+from kvrecall.client import KvrecallClient, NotFound
 from tests.console.served import ON_CALL, SMALL_TALK, Console
 
 Open = Callable[..., Page]
@@ -108,6 +110,51 @@ def test_the_log_has_all_messages_and_links_to_their_tokens(
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Memory of {talk}")
     span = f"start={turns[-1]['start']}&stop={turns[-1]['stop']}"
     expect(page).to_have_url(re.compile(re.escape(span)))
+
+
+def test_a_turn_names_the_request_that_ran_it(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    session = client.create_session(metadata={"name": "ids"}).id
+    names = {"x-request-id": "r-17", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
+    httpx.post(
+        f"{served.url}/v1/sessions/{session}/turns", json=body, headers=names, timeout=60
+    ).raise_for_status()
+    page = watched(served.session(session, "turns"))
+    expect(page.get_by_role("article")).to_contain_text(f"request r-17 · trace {'ab' * 16}")
+    expect(page.locator(".figures")).to_contain_text("name: ids")
+
+
+def test_a_sessions_log_is_downloaded_whole(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    session = client.create_session().id
+    for number in range(3):
+        client.turn(session, f"This is turn {number}.", generate=False)
+    page = watched(served.session(session))
+    with page.expect_download() as begun:
+        page.get_by_role("button", name="Download the log").click()
+    saved = begun.value
+    assert saved.suggested_filename == f"{session}.json"
+    log = json.loads(saved.path().read_text("utf-8"))
+    assert log["session"]["id"] == session
+    assert log["turns"] == served.get(f"/v1/sessions/{session}/turns")["turns"]
+
+
+def test_a_session_is_deleted_once_that_was_confirmed(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    session = client.create_session().id
+    page = watched(served.session(session))
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Keep it").click()
+    assert client.get_session(session).id == session
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete it").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
+    with pytest.raises(NotFound):
+        client.get_session(session)
 
 
 def test_repairs_have_a_lane_with_their_call_and_link_to_what_they_brought_back(

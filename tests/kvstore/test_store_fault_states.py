@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor
 
 from kvstore.errors import TierError, TierFailedError
+from kvstore.format.encryption import KEY_BYTES
 from kvstore.format.page import PageId, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
@@ -43,6 +44,7 @@ class FaultMachine(RuleBasedStateMachine):
     """
 
     files_above: bool
+    key = b""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +250,7 @@ class FaultMachine(RuleBasedStateMachine):
         """Open a session with its committed pages; only pages that were not durable may be missing."""
         ids = list(self.committed[name])
         try:
-            self.store.open(name, ids)
+            self.store.open(name, ids, self.key)
         except TierError:
             assert self.faulty.fails
             self.unopened.add(name)
@@ -293,7 +295,10 @@ class OverOneTier(FaultMachine):
 
 
 class OverTwoTiers(FaultMachine):
+    """Its pages are encrypted."""
+
     files_above = True
+    key = bytes(range(KEY_BYTES))
 
 
 for machine in (OverOneTier, OverTwoTiers):

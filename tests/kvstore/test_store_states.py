@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor
 
 from kvstore.errors import RowRangeError
+from kvstore.format.encryption import KEY_BYTES
 from kvstore.format.page import PageId, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -35,6 +36,8 @@ class RowStoreMachine(RuleBasedStateMachine):
     before they were written. `behind`: rows of a session behind its pages; they end with the process.
     `unfinal`: sessions whose last rows are not final. `test_store_fault_states.py` has crashes.
     """
+
+    key = b""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +131,7 @@ class RowStoreMachine(RuleBasedStateMachine):
     def open(self, session: str, data: st.DataObject) -> None:
         """Any pages that there ever were, in any order; what is missing is restored."""
         ids = data.draw(st.lists(st.sampled_from(sorted(self.rows)), unique=True, max_size=6))
-        self.store.open(session, ids)
+        self.store.open(session, ids, self.key)
         self.drop(session, ids)
         missing = {ids[index] for index in self.store.missing_pages(session)}
         assert not missing & self.stored
@@ -212,7 +215,7 @@ class RowStoreMachine(RuleBasedStateMachine):
         self.unfinal.clear()
         assert self.stored <= self.list_stored() <= self.stored | self.doubtful
         for session, ids in self.sessions.items():
-            self.store.open(session, ids)
+            self.store.open(session, ids, self.key)
             assert self.store.missing_pages(session) == []
 
     @invariant()
@@ -240,3 +243,15 @@ class RowStoreMachine(RuleBasedStateMachine):
 
 RowStoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestRowStore = RowStoreMachine.TestCase
+
+
+class EncryptedStoreMachine(RowStoreMachine):
+    """Pages of sessions that were opened are encrypted, and of those that began with rows are not."""
+
+    key = bytes(range(KEY_BYTES))
+
+
+EncryptedStoreMachine.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=30, deadline=None
+)
+TestEncryptedRowStore = EncryptedStoreMachine.TestCase

@@ -187,6 +187,25 @@ def test_command_lines_and_environments_are_those_of_kvrecall(
     assert gateway.api_key or gateway.access.trusted_proxies
 
 
+def test_a_secret_of_keys_is_mounted_for_the_gateways_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects = render("values.yaml", 'encryption.existingSecret="my-keys"')
+    settings = check_kvrecall(objects, monkeypatch)
+    assert str(settings["gateway"].encryption.keys_file) == "/etc/kvrecall/encryption/keys"
+    assert settings["worker"].encryption.keys_file is None
+    pod = get_pod(get_one(objects, "Deployment", "gateway"))
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "encryption"]
+    assert volume["secret"]["secretName"] == "my-keys"
+    assert volume["secret"]["items"] == [{"key": "keys", "path": "keys"}]
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert {
+        "name": "encryption",
+        "mountPath": "/etc/kvrecall/encryption",
+        "readOnly": True,
+    } in mounts
+
+
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_source_and_storage_makes_settings_of_kvrecall(

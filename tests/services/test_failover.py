@@ -364,3 +364,18 @@ async def test_a_move_that_fails_leaves_the_session_usable(harness, heard: list)
         await harness.service.move(session, "two")
     assert (await harness.say(session, HELLO)).turn == 2
     assert (await harness.catalog.sessions.get(session)).worker == "one"
+
+
+async def test_a_session_that_another_gateway_moved_is_opened_where_it_is_now(
+    harness, heard: list
+) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    # Its worker drains and ends, and another gateway goes on with the session in the other worker.
+    await harness.catalog.leases.take_over(session, "two")
+    harness.worker.call_log.clear()
+    length = (await harness.catalog.sessions.get(session)).memory.length
+    await harness.say(session, HELLO)
+    assert harness.worker.call_log[0] == f"open {length}", "before the turn is sent anywhere"
+    assert (await harness.catalog.sessions.get(session)).worker == "two"
+    assert of_kind(heard, TurnRetried) == []

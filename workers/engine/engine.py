@@ -139,7 +139,8 @@ class Engine:
         """
         session = self.create_empty(spec, state)
         with map_store_errors():
-            self.stored.open(spec.session, read_ids(state.page_ids), state.snapshots)
+            pages = read_ids(state.page_ids)
+            self.stored.open(spec.session, pages, state.snapshots, spec.page_key)
         self.restore(session, state)
         return session
 

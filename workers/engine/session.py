@@ -41,7 +41,7 @@ class SessionConfig:
     rows per head that an eviction keeps in each layer, and `split` is how the budget was split into
     them. `retrieved` are the rows per head of the budget that a step retrieves, in every layer: none
     while the session fits its budget. `tools` are OpenAI tool objects. `share`: of the scheduler's
-    steps. `row_key` names its pages.
+    steps. `row_key` names its pages, and `page_key` encrypts them where they last.
     """
 
     name: str
@@ -61,6 +61,7 @@ class SessionConfig:
     retrieved: int = 0
     options: WorkerOptions = field(default_factory=WorkerOptions)
     row_key: bytes = b""
+    page_key: bytes = field(default=b"", repr=False)
 
     @property
     def recalls(self) -> bool:

@@ -84,6 +84,7 @@ def build_config(
         retrieved=retrieved,
         options=options,
         row_key=spec.row_key,
+        page_key=spec.page_key,
     )
 
 

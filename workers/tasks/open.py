@@ -164,7 +164,7 @@ def _open_store(
     """Open a session's rows; returns the indices of the pages that are lost without reading them."""
 
     def open_rows() -> list[int]:
-        engine.stored.open(session.name, pages, states)
+        engine.stored.open(session.name, pages, states, session.config.page_key)
         return engine.store.missing_pages(session.name)
 
     opened = engine.store_io.submit(open_rows)

@@ -110,7 +110,8 @@ def _open_rows(
     engine: Engine, session: WorkerSession, pages: Sequence[PageId], states: Sequence[int]
 ) -> Steps[None]:
     """Open the session's rows anew. Raises RowsMissing and StorageFailed."""
-    opened = engine.store_io.submit(lambda: engine.stored.open(session.name, pages, states))
+    key = session.config.page_key
+    opened = engine.store_io.submit(lambda: engine.stored.open(session.name, pages, states, key))
     yield from wait_alike(engine, opened)
     session.page_ids = list(pages)
     session.snapshots = list(states)

@@ -24,7 +24,8 @@ class LoggedTurn(client.LoggedTurn):
     `messages` are its input, `answer` what was generated, null where nothing was. `worker` ran it,
     after `retries` others were lost. `settled_tokens` of `prefilled_tokens` were of the answer
     before, and computed again. `dropped_tokens` of the turns before are gone since: reasoning that the
-    chat template drops. Positions are those at the turn's end.
+    chat template drops. Positions are those at the turn's end. `request_id` and `trace_id` are of the
+    request that ran it: log lines and traces have them.
     """
 
     # The client reads both forms of a message as one.
@@ -65,6 +66,8 @@ def _to_logged_turn(record: TurnRecord) -> LoggedTurn:
         started_at=datetime.fromtimestamp(outcome.started_at, UTC),
         committed_at=datetime.fromtimestamp(outcome.committed_at, UTC),
         worker=outcome.worker or None,
+        request_id=outcome.request_id or None,
+        trace_id=outcome.trace_id or None,
         episode=copy_optional(client.TurnEpisode, outcome.episode),
         memory=to_turn_memory(outcome),
         reselections=copy_optional(client.Reselections, outcome.reselections),

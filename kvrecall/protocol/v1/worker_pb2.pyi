@@ -34,7 +34,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "options", "tenant", "weight", "row_key")
+    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "options", "tenant", "weight", "row_key", "page_key")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class SessionSpec(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     ROW_KEY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_KEY_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     budget: int
@@ -63,7 +64,8 @@ class SessionSpec(_message.Message):
     tenant: str
     weight: float
     row_key: bytes
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., options: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., row_key: _Optional[bytes] = ...) -> None: ...
+    page_key: bytes
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., options: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., row_key: _Optional[bytes] = ..., page_key: _Optional[bytes] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows", "deferred_signal", "unsettled", "page_ids", "snapshots", "dropped_tokens", "anchor")

@@ -17,9 +17,11 @@ from kvrecall_server.admin.archive.signing import ArchiveKey, Signature
 from kvrecall_server.app.errors import BadSessionFile
 from kvrecall_server.app.progress import Report
 from kvstore.errors import KvStoreError, PageError
+from kvstore.format.encryption import PageKeys
 from kvstore.format.page import (
     DTYPE_CODES,
     HEADER_BYTES,
+    NO_KEY,
     Blob,
     PageHeader,
     PageLayout,
@@ -84,15 +86,19 @@ def count_pages(dump: SessionDump) -> int:
     return len(split_ids(dump.page_ids))
 
 
-def read_pages(dump: SessionDump, tiers: Sequence[Tier]) -> Iterator[Record]:
+def read_pages(dump: SessionDump, tiers: Sequence[Tier], key: bytes) -> Iterator[Record]:
     """Read the pages of a session, in their order, as records; lost ones are skipped.
 
-    Raises TierFailedError when a tier does not answer.
+    `key`: of its tenant's pages (`derive_page_key`): a file has them plain. Raises TierFailedError when a
+    tier does not answer.
     """
+    keys = PageKeys()
+    keys.add(key)
     for index, page_id in enumerate(split_ids(dump.page_ids)):
-        blob = _read_intact(tiers, page_id)
+        blob = _read_intact(tiers, page_id, keys)
         if blob is not None:
-            yield Record(RecordKind.PAGE, index, bytes(blob))
+            header = replace(parse_header(blob), key_id=NO_KEY)
+            yield Record(RecordKind.PAGE, index, seal(header, bytes(blob[HEADER_BYTES:])))
 
 
 def name_pages(dump: SessionDump, page_tokens: int) -> SessionDump:
@@ -143,17 +149,22 @@ def require_origin(file: Path, archive: CheckedArchive, origin: Origin) -> None:
 
 
 @contextmanager
-def put_pages(file: Path, dump: SessionDump, tier: Tier, *, wanted: bool) -> Iterator[PagesMoved]:
+def put_pages(
+    file: Path, dump: SessionDump, tier: Tier, key: bytes, *, wanted: bool
+) -> Iterator[PagesMoved]:
     """Put a file's pages into a tier, under the ids that the session has for them.
 
-    They are deleted again if the body fails. Without `wanted` no page is put. Raises
-    BadSessionFile, and the tier's errors.
+    They are deleted again if the body fails. `key`: of its tenant's pages, with which they are encrypted.
+    Without `wanted` no page is put. Raises BadSessionFile, and the tier's errors.
     """
+    keys = PageKeys()
+    key_id = keys.add(key)
     ids = split_ids(dump.page_ids)
     moved = PagesMoved(missing=len(ids))
     try:
         for batch in _read_batches(file) if wanted else ():
-            pages = [_reseal(file, record, ids) for record in batch]
+            plain = [_reseal(file, record, ids, key_id) for record in batch]
+            pages = [(page_id, keys.encrypt(page)) for page_id, page in plain]
             tier.put(pages)
             moved = moved.with_pages([blob for _, blob in pages])
         tier.flush()
@@ -204,16 +215,18 @@ def _check_page(file: Path, record: Record, last_page: int) -> Origin:
         raise BadSessionFile(
             f"{file} is damaged: page {record.value} has another size than it says"
         )
+    if header.is_encrypted:
+        raise BadSessionFile(f"{file} is damaged: page {record.value} is encrypted")
     return get_origin(header)
 
 
-def _read_intact(tiers: Sequence[Tier], page_id: PageId) -> Blob | None:
-    """Return a page from the first tier that has it; a damaged copy counts as none."""
+def _read_intact(tiers: Sequence[Tier], page_id: PageId, keys: PageKeys) -> Blob | None:
+    """Return a page, plain, from the first tier that has it; a damaged or locked copy counts as none."""
     for tier in tiers:
         with suppress(PageError):
             (blob,) = tier.get([page_id])
             if blob is not None:
-                return blob
+                return keys.decrypt(blob)
     return None
 
 
@@ -228,12 +241,15 @@ def _read_batches(file: Path) -> Iterator[list[Record]]:
     yield batch
 
 
-def _reseal(file: Path, record: Record, ids: Sequence[PageId]) -> tuple[PageId, bytes]:
-    """Return a page as written now under its id: the payload with another header."""
+def _reseal(
+    file: Path, record: Record, ids: Sequence[PageId], key_id: bytes
+) -> tuple[PageId, bytes]:
+    """Return a page as written now under its id, plain: the payload with another header."""
     if record.value >= len(ids):
         raise BadSessionFile(
             f"{file} is damaged: it has page {record.value}, and its session has {len(ids)}"
         )
     page_id = ids[record.value]
-    header = replace(parse_header(record.data), id=page_id, written_at=int(time.time()))
+    now = int(time.time())
+    header = replace(parse_header(record.data), id=page_id, written_at=now, key_id=key_id)
     return page_id, seal(header, record.data[HEADER_BYTES:])

@@ -20,13 +20,26 @@ A server that comes back without the catalog, empty or with another one, is refu
 """
 
 import secrets
+from collections.abc import Callable
+from functools import partial
 from uuid import uuid4
 
 from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.page_ids import KEY_BYTES
+from services.catalog.encryption.encryption import Encryption
+from services.catalog.encryption.keyring import Keyring
+from services.catalog.encryption.opening import (
+    from_stored_secret,
+    is_current_secret,
+    open_encryption,
+    to_stored_secret,
+)
+from services.catalog.encryption.owners import Owners
+from services.catalog.redis import scripts
 from services.catalog.redis.api_keys import RedisApiKeys
 from services.catalog.redis.connection.client import CatalogRedis, Client, RedisIdentity
 from services.catalog.redis.connection.keys import Keys
+from services.catalog.redis.data_keys import RedisDataKeys
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
 from services.catalog.redis.expiry import RedisExpiry
@@ -52,18 +65,28 @@ SCHEMA_VERSION = 8
 class RedisCatalog:
     """A `Catalog` of the keys that begin with a namespace."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, id: str, secret: bytes) -> None:
+    def __init__(
+        self,
+        redis: CatalogRedis,
+        keys: Keys,
+        id: str,
+        secret: bytes,
+        owners: Owners,
+        encryption: Encryption,
+    ) -> None:
+        """`secret`: the catalog's, unwrapped. `owners`: the tenants of sessions."""
         self.id = id
         self.secret = secret
-        slots = SessionSlots(redis, keys)
+        slots = SessionSlots(redis, keys, encryption.tenants)
         use = RedisTenantUse(redis, keys)
-        growth = SessionGrowth(slots, use)
+        growth = SessionGrowth(slots, use, owners)
         indexes = RedisIndexes(redis, keys, slots, use)
         self.expiry = RedisExpiry(redis, keys, slots, indexes)
         tree = RedisPageTree(redis, keys, slots)
         deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, tree)
         self._redis = redis
-        self.idempotency = RedisIdempotency(redis, keys)
+        self.data_keys = encryption.keys
+        self.idempotency = RedisIdempotency(redis, keys, encryption)
         self.api_keys = RedisApiKeys(redis, keys)
         self.pages = RedisPages(tree, deletion)
         self.sessions = RedisSessions(
@@ -75,15 +98,26 @@ class RedisCatalog:
             use,
             growth,
             tree,
+            encryption,
+            owners,
         )
         self.leases = RedisLeases(redis, keys, slots)
-        self.histories = RedisHistories(redis, keys)
-        self.responses = RedisResponses(redis, keys, use)
-        self.conversations = RedisConversations(redis, keys, use)
-        self.turns = RedisTurns(slots, indexes, self.histories, self.expiry, growth, tree)
-        self.tool_calls = RedisToolCalls(slots, indexes, growth)
-        self.repairs = RedisRepairs(slots, growth)
-        self.episodes = RedisEpisodes(slots)
+        self.histories = RedisHistories(redis, keys, encryption)
+        self.responses = RedisResponses(redis, keys, use, encryption)
+        self.conversations = RedisConversations(redis, keys, use, encryption, self.idempotency)
+        self.turns = RedisTurns(
+            slots,
+            indexes,
+            self.histories,
+            self.expiry,
+            growth,
+            tree,
+            encryption,
+            self.idempotency,
+        )
+        self.tool_calls = RedisToolCalls(slots, indexes, growth, encryption, self.idempotency)
+        self.repairs = RedisRepairs(slots, growth, encryption)
+        self.episodes = RedisEpisodes(slots, encryption)
 
     @classmethod
     async def open(
@@ -93,13 +127,14 @@ class RedisCatalog:
         *,
         timeout_seconds: float = 5.0,
         patience_seconds: float = 15.0,
+        keyring: Keyring | None = None,
     ) -> "RedisCatalog":
         """Open the catalog that `client` reaches; a missing one is created.
 
         The catalog owns the client from then on; the client must reply with bytes. Failures that
-        may pass are retried for `patience_seconds`: as long as a failover takes. Raises
-        CatalogVersion for another version, CatalogError when Redis does not answer or
-        evicts keys of any kind.
+        may pass are retried for `patience_seconds`: as long as a failover takes. With a `keyring`
+        values are encrypted. Raises CatalogVersion for another version, CatalogError when Redis does
+        not answer or evicts keys of any kind, or the catalog is encrypted with other keys.
         """
         redis = CatalogRedis(client, timeout_seconds, patience_seconds)
         keys = Keys(namespace)
@@ -107,12 +142,20 @@ class RedisCatalog:
             await _require_no_eviction(redis)
             await _require_version(redis, keys)
             id = await _get_id(redis, keys)
-            secret = await _get_secret(redis, keys)
+            secret = await _get_secret(redis, keys, keyring)
             redis.require(RedisIdentity(keys, id, str(SCHEMA_VERSION)))
+            owners = Owners(partial(_read_tenant, redis, keys.get_meta))
+            encryption = await open_encryption(
+                keyring,
+                secret,
+                RedisDataKeys(redis, keys),
+                owners,
+                partial(_read_tenant, redis, keys.get_conversation),
+            )
         except BaseException:
             await redis.close()
             raise
-        return cls(redis, keys, id, secret)
+        return cls(redis, keys, id, secret, owners, encryption)
 
     async def has_room(self) -> bool:
         """Return whether more may be stored. Raises CatalogError."""
@@ -150,7 +193,24 @@ async def _get_id(redis: CatalogRedis, keys: Keys) -> str:
     return bytes(await redis.read(keys.id, "GET", keys.id)).decode()
 
 
-async def _get_secret(redis: CatalogRedis, keys: Keys) -> bytes:
-    """Return the catalog's secret, which the first process that opens it makes."""
-    await redis.write(keys.secret, "SET", keys.secret, secrets.token_bytes(KEY_BYTES), "NX")
-    return bytes(await redis.read(keys.secret, "GET", keys.secret))
+async def _get_secret(redis: CatalogRedis, keys: Keys, keyring: Keyring | None) -> bytes:
+    """Return the catalog's secret, which the first process that opens it makes.
+
+    It is wrapped by the operator's current key from now on.
+    """
+    name = keys.secret
+    made = to_stored_secret(keyring, secrets.token_bytes(KEY_BYTES))
+    await redis.write(name, "SET", name, made, "NX")
+    stored = bytes(await redis.read(name, "GET", name))
+    secret = from_stored_secret(keyring, stored)
+    if not is_current_secret(keyring, stored):
+        wrapped = to_stored_secret(keyring, secret)
+        await redis.write(name, "EVAL", scripts.SET_IF_EQUAL, 1, name, wrapped, stored, "")
+    return secret
+
+
+async def _read_tenant(redis: CatalogRedis, get_key: Callable[[str], str], id: str) -> str | None:
+    """Read the tenant of a session or a conversation, None if there is none."""
+    name = get_key(id)
+    found: bytes | None = await redis.read(name, "HGET", name, "tenant")
+    return None if found is None else found.decode()

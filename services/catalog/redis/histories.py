@@ -5,6 +5,7 @@ from contextlib import suppress
 from urllib.parse import quote, unquote
 
 from kvrecall.domain.errors import CatalogError
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.records import HistoryEntry
 from services.catalog.redis.connection.client import CatalogRedis
 from services.catalog.redis.connection.keys import Keys
@@ -19,13 +20,14 @@ class RedisHistories:
     it, and expires.
     """
 
-    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, encryption: Encryption) -> None:
         self._redis = redis
         self._keys = keys
+        self._name = encryption.name_digest
 
     async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
         """Return the known ones of these digests, in their order."""
-        names = [self._keys.get_history(digest) for digest in digests]
+        names = [self._keys.get_history(self._name(digest)) for digest in digests]
         replies = await self._redis.read_each([(name, ("GET", name)) for name in names])
         found = []
         for digest, reply in zip(digests, replies, strict=True):
@@ -36,7 +38,7 @@ class RedisHistories:
 
     async def add(self, entry: HistoryEntry) -> None:
         """Note the end of a turn; of the same conversation in several sessions the last one counts."""
-        name = self._keys.get_history(entry.digest)
+        name = self._keys.get_history(self._name(entry.digest))
         value = f"{quote(entry.session)} {entry.turn}"
         with suppress(CatalogError):
             await self._redis.write(name, "SET", name, value, "EX", _HISTORY_SECONDS)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from kvrecall.domain.errors import CatalogError, IdempotencyConflict
+from services.catalog.encryption.answers import open_answer, seal_answer
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.redis import scripts
 from services.catalog.redis.connection.client import CatalogRedis
@@ -26,18 +28,23 @@ class RedisIdempotency:
 
     MILLISECONDS = 24 * 3600 * 1000
 
-    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, encryption: Encryption) -> None:
         self._redis = redis
         self._keys = keys
+        self._tenants = encryption.tenants
+
+    async def seal(self, record: IdempotencyRecord | None) -> IdempotencyRecord | None:
+        """Return a record as it is stored."""
+        return await seal_answer(self._tenants, record)
 
     @staticmethod
     def encode(record: IdempotencyRecord, created: str) -> str:
-        """Encode a record; `created` is the session that its request created (empty: none)."""
+        """Encode a sealed record; `created` is the session that its request created (empty: none)."""
         return json.dumps([created, record.key.fingerprint, record.response])
 
     @asynccontextmanager
     async def reserved(self, record: IdempotencyRecord | None, created: str) -> AsyncIterator[None]:
-        """Store a record; inside, its request creates a session, without which it is invalid.
+        """Store a sealed record; inside, its request creates a session, without which it is invalid.
 
         Of requests with one key each waits until the one before has its session: its record would be
         taken for invalid until then. Raises CatalogError when there is a valid record under the key.
@@ -79,10 +86,11 @@ class RedisIdempotency:
         found: bytes | None = await self._redis.read(name, "GET", name)
         if found is None or not await self._is_valid(found.decode()):
             return None
-        _, fingerprint, response = json.loads(found)
+        _, *stored = json.loads(found)
+        fingerprint, response = await open_answer(self._tenants, key, *stored)
         if fingerprint != key.fingerprint:
             raise IdempotencyConflict(key.key)
-        return str(response)
+        return response
 
     async def _is_valid(self, text: str) -> bool:
         created = json.loads(text)[0]

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
+from services.catalog.encryption.cipher import Cipher
 from services.catalog.records import (
     CallPosition,
     EpisodeRecord,
@@ -61,19 +62,20 @@ CLEARED_FIELDS: Mapping[str, int] = {name: getattr(EpisodeSet(), name) for name 
 
 
 def to_session_fields(
-    session: Session, worker_state: bytes, page_ids: bytes
+    session: Session, worker_state: bytes, page_ids: bytes, cipher: Cipher
 ) -> dict[str, str | bytes | int | float]:
     """Build META of a new session, which has no open calls and no repairs."""
+    settings = SETTINGS.dump_json(session.settings)
     return {
         "epoch": session.epoch,
-        "settings": SETTINGS.dump_json(session.settings),
+        "settings": cipher.seal(settings, f"settings {session.id}"),
         "created_at": repr(session.created_at),
         "updated_at": repr(session.updated_at),
         "turns": session.turns,
         "memory": MEMORY.dump_json(session.memory),
         "output_due": session.output_due,
         "worker": session.worker,
-        "state": worker_state,
+        "state": seal_state(session.id, worker_state, cipher),
         "page_ids": page_ids,
         "length": session.memory.length,
         "tenant": session.settings.tenant,
@@ -83,47 +85,89 @@ def to_session_fields(
     }
 
 
+def seal_state(session_id: str, state: bytes, cipher: Cipher) -> bytes:
+    """Build the field `state` of META."""
+    return cipher.seal(state, f"state {session_id}")
+
+
+def open_state(session_id: str, sealed: bytes, cipher: Cipher) -> bytes:
+    """Read the field `state` of META."""
+    return cipher.open(sealed, f"state {session_id}")
+
+
+def seal_kept(session_id: str, turn: int, packed: bytes, cipher: Cipher) -> bytes:
+    """Build a field of STATES."""
+    return cipher.seal(packed, f"kept {session_id} {turn}")
+
+
+def open_kept(session_id: str, turn: int, sealed: bytes, cipher: Cipher) -> bytes:
+    """Read a field of STATES."""
+    return cipher.open(sealed, f"kept {session_id} {turn}")
+
+
 def from_session_parts(
-    session_id: str, values: Parts, calls: Sequence[Parts], repairs: Sequence[bytes]
+    session_id: str,
+    values: Parts,
+    calls: Sequence[Parts],
+    repairs: Sequence[bytes],
+    cipher: Cipher,
 ) -> Session:
     """Convert from the reply of READ_SESSION for `SESSION_FIELDS`."""
     fields = dict(zip(SESSION_FIELDS, map(_require, values), strict=True))
+    settings = cipher.open(fields["settings"], f"settings {session_id}")
+    made = tuple(_open_repair(entry, cipher) for entry in repairs)
+    turn = int(fields["turns"])
     return Session(
         id=session_id,
         epoch=int(fields["epoch"]),
-        settings=SETTINGS.validate_json(fields["settings"]),
+        settings=SETTINGS.validate_json(settings),
         created_at=float(fields["created_at"]),
         updated_at=float(fields["updated_at"]),
-        turns=int(fields["turns"]),
+        turns=turn,
         memory=MEMORY.validate_json(fields["memory"]),
-        calls=tuple(from_call_parts(parts) for parts in calls),
-        repairs=tuple(RECORD.validate_json(entry).report for entry in repairs),
+        calls=tuple(
+            from_call_parts(parts, (turn, position), cipher) for position, parts in enumerate(calls)
+        ),
+        repairs=tuple(record.report for record in made),
         output_due=int(fields["output_due"]),
         worker=fields["worker"].decode(),
     )
 
 
-def to_turn_entries(turn: Turn) -> tuple[bytes, bytes]:
-    """Build the entries of TURNS and TOKENS; the former has a checksum of both."""
+def to_turn_entries(turn: Turn, cipher: Cipher) -> tuple[bytes, bytes]:
+    """Build the entries of TURNS and TOKENS; the former has a checksum of both.
+
+    Forks copy entries, so their places do not name the session.
+    """
     tokens = encode_tokens(turn.token_ids)
-    return seal_text(TURN.dump_json(replace(turn, token_ids=())), tokens), tokens
+    entry = seal_text(TURN.dump_json(replace(turn, token_ids=())), tokens)
+    return cipher.seal(entry, f"turn {turn.number}"), cipher.seal(tokens, f"tokens {turn.number}")
+
+
+def open_tokens(tokens: Sequence[bytes], cipher: Cipher, first: int = 1) -> list[bytes]:
+    """Decrypt entries of TOKENS, from that of turn `first` on."""
+    return [cipher.open(each, f"tokens {number}") for number, each in enumerate(tokens, first)]
 
 
 def from_turn_entries(
-    session_id: str, entries: Sequence[bytes], tokens: Sequence[bytes]
+    session_id: str, entries: Sequence[bytes], tokens: Sequence[bytes], first: int, cipher: Cipher
 ) -> list[Turn]:
-    """Convert from entries of TURNS and TOKENS; some may be copies of another session's.
+    """Convert from entries of TURNS and TOKENS, from that of turn `first` on.
+
+    Some may be copies of another session's.
 
     Raises CatalogError for damaged ones.
     """
+    ids = open_tokens(tokens, cipher, first)
+    logged = [cipher.open(each, f"turn {number}") for number, each in enumerate(entries, first)]
     try:
         return [
             replace(
-                TURN.validate_json(unseal_text(entry, ids)),
+                TURN.validate_json(unseal_text(entry, own)),
                 session=session_id,
-                token_ids=decode_tokens(ids),
+                token_ids=decode_tokens(own),
             )
-            for entry, ids in zip(entries, tokens, strict=True)
+            for entry, own in zip(logged, ids, strict=True)
         ]
     except ValueError as error:
         raise CatalogError(
@@ -131,23 +175,40 @@ def from_turn_entries(
         ) from error
 
 
-def to_reported_fields(call: PendingCall) -> Fields:
+def seal_of_calls(name: str, text: str, cipher: Cipher) -> str | bytes:
+    """Encrypt a text that is the field `name` of CALLS, which is its place."""
+    return cipher.seal_text(text, f"calls {name}")
+
+
+def open_of_calls(name: str, stored: bytes, cipher: Cipher) -> str:
+    """Read a text that is the field `name` of CALLS."""
+    return cipher.open_text(stored, f"calls {name}")
+
+
+def to_reported_fields(call: PendingCall, cipher: Cipher) -> Fields:
     """Build the fields of CALLS that a client's report changes, without repair progress."""
     at = f"{call.turn}:{call.position}"
-    return {at: CALL.dump_json(call), f"{at}:batch": call.batch}
+    text = CALL.dump_json(call).decode()
+    return {at: seal_of_calls(at, text, cipher), f"{at}:batch": call.batch}
 
 
-def to_call_fields(calls: Iterable[PendingCall]) -> Fields:
+def to_call_fields(calls: Iterable[PendingCall], cipher: Cipher) -> Fields:
     """Build the fields of CALLS for new calls."""
     fields: Fields = {}
     for call in calls:
-        fields |= to_reported_fields(call) | {f"@{call.call.id}": f"{call.turn}:{call.position}"}
+        fields |= to_reported_fields(call, cipher) | {
+            f"@{call.call.id}": f"{call.turn}:{call.position}"
+        }
     return fields
 
 
-def to_piece_fields(call: CallPosition, pieces: Mapping[int, str]) -> Fields:
+def to_piece_fields(call: CallPosition, pieces: Mapping[int, str], cipher: Cipher) -> Fields:
     """Build the fields of CALLS for pieces of a call's output."""
-    return dict(zip(to_piece_names(call, pieces), pieces.values(), strict=True))
+    names = to_piece_names(call, pieces)
+    return {
+        name: seal_of_calls(name, text, cipher)
+        for name, text in zip(names, pieces.values(), strict=True)
+    }
 
 
 def to_piece_names(call: CallPosition, indices: Iterable[int]) -> list[str]:
@@ -156,36 +217,48 @@ def to_piece_names(call: CallPosition, indices: Iterable[int]) -> list[str]:
     return [f"{turn}:{position}:piece:{index}" for index in indices]
 
 
-def to_restored_call_fields(call: PendingCall) -> Fields:
+def to_restored_call_fields(call: PendingCall, cipher: Cipher) -> Fields:
     """Build all fields of CALLS for a call of another catalog."""
     at = f"{call.turn}:{call.position}"
-    fields = to_call_fields([call]) | {
-        f"{at}:signal": call.call_signal,
+    fields = to_call_fields([call], cipher) | {
+        f"{at}:signal": seal_of_calls(f"{at}:signal", call.call_signal, cipher),
         f"{at}:delta": call.delta_repaired,
     }
     return fields | ({f"{call.turn}:repaired:{call.batch}": 1} if call.result_repaired else {})
 
 
-def from_call_parts(parts: Parts) -> PendingCall:
+def from_call_parts(parts: Parts, position: CallPosition, cipher: Cipher) -> PendingCall:
     """Convert from the call's own field, signal, delta, and its batch's repaired flag."""
     call, signal, delta, repaired = parts
+    at = ":".join(map(str, position))
     return replace(
-        CALL.validate_json(_require(call)),
-        call_signal=(signal or b"").decode(),
+        CALL.validate_json(open_of_calls(at, _require(call), cipher)),
+        call_signal="" if signal is None else open_of_calls(f"{at}:signal", signal, cipher),
         delta_repaired=int(delta or 0),
         result_repaired=repaired is not None,
     )
 
 
-def consume_call(call: PendingCall, result: bytes | None, turns: int) -> PendingCall:
+def consume_call(
+    call: PendingCall, result: bytes | None, turns: int, cipher: Cipher
+) -> PendingCall:
     """Return a call as it is after that many turns: the turn after its own consumes its result."""
     if result is not None:
-        call = replace(call, status=CallStatus.COMPLETED, result=result.decode())
+        text = open_of_calls(to_inline_name(call.turn, call.call.id), result, cipher)
+        call = replace(call, status=CallStatus.COMPLETED, result=text)
     return replace(call, consumed_in_turn=call.turn + 1) if call.turn < turns else call
 
 
+def to_inline_name(turn: int, call_id: str) -> str:
+    """Return the name of the field of CALLS with a result that the next turn brought itself."""
+    return f"{turn}:inline:{call_id}"
+
+
 def copy_calls(
-    fields: Mapping[str, bytes], turns: int, calls: Sequence[PendingCall] | None
+    fields: Mapping[str, bytes],
+    turns: int,
+    calls: Sequence[PendingCall] | None,
+    cipher: Cipher,
 ) -> Fields:
     """Build CALLS of a fork at the end of turn `turns`.
 
@@ -198,18 +271,22 @@ def copy_calls(
         if colon and turn.isdigit() and int(turn) <= last:
             copied[name] = value
     made = [
-        CALL.validate_json(value)
+        CALL.validate_json(open_of_calls(name, value, cipher))
         for name, value in fields.items()
         if name in copied and is_call_field(name)
     ]
     for call in sorted(made, key=lambda call: (call.turn, -call.position)):
         copied[f"@{call.call.id}"] = f"{call.turn}:{call.position}"
-    return copied | to_call_fields(calls or ())
+    return copied | to_call_fields(calls or (), cipher)
 
 
-def get_calls_of_turn(fields: Mapping[str, bytes], turn: int) -> list[PendingCall]:
+def get_calls_of_turn(fields: Mapping[str, bytes], turn: int, cipher: Cipher) -> list[PendingCall]:
     """Return the calls in CALLS that a turn ended on, in call order."""
-    calls = [CALL.validate_json(value) for name, value in fields.items() if is_call_field(name)]
+    calls = [
+        CALL.validate_json(open_of_calls(name, value, cipher))
+        for name, value in fields.items()
+        if is_call_field(name)
+    ]
     return sorted((call for call in calls if call.turn == turn), key=lambda call: call.position)
 
 
@@ -218,25 +295,36 @@ def is_call_field(name: str) -> bool:
     return re.fullmatch(r"\d+:\d+", name) is not None
 
 
-def from_repair_entries(entries: Sequence[bytes], last: int) -> list[RepairRecord]:
+def to_repair_entry(record: RepairRecord, cipher: Cipher) -> bytes:
+    """Build an entry of REPAIRS. Older ones are dropped, so its place is none of its own."""
+    return cipher.seal(RECORD.dump_json(record), "repair")
+
+
+def from_repair_entries(entries: Sequence[bytes], last: int, cipher: Cipher) -> list[RepairRecord]:
     """Convert from REPAIRS, newest first; the last entry has number `last`."""
     return [
-        replace(RECORD.validate_json(entry), number=last - age)
+        replace(_open_repair(entry, cipher), number=last - age)
         for age, entry in enumerate(reversed(entries))
     ]
 
 
-def to_segment_entry(segment: SegmentRecord) -> bytes:
+def _open_repair(entry: bytes, cipher: Cipher) -> RepairRecord:
+    return RECORD.validate_json(cipher.open(entry, "repair"))
+
+
+def to_segment_entry(segment: SegmentRecord, cipher: Cipher) -> bytes:
     """Build a field of SEGMENTS; the label is a field of LABELS."""
-    return _SEGMENT.pack(segment.start, segment.stop) + segment.vector
+    packed = _SEGMENT.pack(segment.start, segment.stop) + segment.vector
+    return cipher.seal(packed, f"segment {segment.number}")
 
 
 def from_segment_entries(
-    segments: Mapping[str, bytes], labels: Mapping[str, bytes]
+    segments: Mapping[str, bytes], labels: Mapping[str, bytes], cipher: Cipher
 ) -> list[SegmentRecord]:
     """Convert from SEGMENTS and LABELS, in time order."""
     records = [
-        _from_segment_entry(number, entry, labels[number]) for number, entry in segments.items()
+        _from_segment_entry(number, cipher.open(entry, f"segment {number}"), labels[number])
+        for number, entry in segments.items()
     ]
     return sorted(records, key=lambda segment: segment.number)
 
@@ -259,24 +347,38 @@ def encode_ids(episodes: Iterable[EpisodeRecord]) -> str:
     return json.dumps([episode.id for episode in episodes])
 
 
-def to_grown_episode_fields(episode: EpisodeRecord) -> dict[str, str | bytes]:
+def to_grown_episode_fields(episode: EpisodeRecord, cipher: Cipher) -> dict[str, str | bytes]:
     """Build the fields of EPISODES that new segments change."""
+    name = f"centroid:{episode.id}"
     return {
         f"size:{episode.id}": json.dumps([episode.segments, episode.tokens]),
-        f"centroid:{episode.id}": episode.centroid,
+        name: cipher.seal(episode.centroid, name),
     }
 
 
-def to_episode_fields(episode: EpisodeRecord) -> Fields:
+def to_episode_fields(episode: EpisodeRecord, cipher: Cipher) -> Fields:
     """Build all fields of EPISODES for a newly built episode."""
-    fields: Fields = {**to_grown_episode_fields(episode)}
+    fields: Fields = {**to_grown_episode_fields(episode, cipher)}
+    name = f"medoid:{episode.id}"
     return fields | {
-        f"medoid:{episode.id}": episode.medoid,
+        name: cipher.seal_text(episode.medoid, name),
         f"matched:{episode.id}": episode.matched,
     }
 
 
-def from_set_fields(fields: Mapping[str, bytes], episodes: Mapping[str, bytes]) -> EpisodeSet:
+def to_built_fields(episode: EpisodeRecord, built: bytes, cipher: Cipher) -> Fields:
+    """Build the field of BUILT of an episode."""
+    return {episode.id: cipher.seal(built, f"built {episode.id}")}
+
+
+def open_built(episode: str, sealed: bytes, cipher: Cipher) -> bytes:
+    """Read a field of BUILT."""
+    return cipher.open(sealed, f"built {episode}")
+
+
+def from_set_fields(
+    fields: Mapping[str, bytes], episodes: Mapping[str, bytes], cipher: Cipher
+) -> EpisodeSet:
     """Convert from EPISODE_SET and EPISODES."""
     if "builds" not in fields:
         return EpisodeSet()
@@ -285,18 +387,18 @@ def from_set_fields(fields: Mapping[str, bytes], episodes: Mapping[str, bytes]) 
     return EpisodeSet(
         **counts,
         active=fields.get("active", b"").decode(),
-        episodes=tuple(_from_episode_fields(id, episodes) for id in ids),
+        episodes=tuple(_from_episode_fields(id, episodes, cipher) for id in ids),
     )
 
 
-def _from_episode_fields(id: str, fields: Mapping[str, bytes]) -> EpisodeRecord:
+def _from_episode_fields(id: str, fields: Mapping[str, bytes], cipher: Cipher) -> EpisodeRecord:
     segments, tokens = json.loads(fields[f"size:{id}"])
     return EpisodeRecord(
         id=id,
-        centroid=fields[f"centroid:{id}"],
+        centroid=cipher.open(fields[f"centroid:{id}"], f"centroid:{id}"),
         segments=segments,
         tokens=tokens,
-        medoid=fields[f"medoid:{id}"].decode(),
+        medoid=cipher.open_text(fields[f"medoid:{id}"], f"medoid:{id}"),
         matched=int(fields[f"matched:{id}"]),
     )
 

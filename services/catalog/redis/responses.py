@@ -20,6 +20,8 @@ from kvrecall.domain.errors import (
     UnknownSession,
 )
 from services.cancellation import run_to_completion
+from services.catalog.encryption.cipher import Cipher
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts
@@ -40,17 +42,19 @@ from services.catalog.responses import (
     StoredConversation,
     StoredItem,
     StoredResponse,
-    measure,
 )
 
 
 class RedisResponses:
     """Responses by their ids, each with a time to live."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, use: RedisTenantUse) -> None:
+    def __init__(
+        self, redis: CatalogRedis, keys: Keys, use: RedisTenantUse, encryption: Encryption
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._use = use
+        self._ciphers = encryption.tenants
 
     async def store(
         self, response: StoredResponse, seconds: float, limits: TenantLimits = UNLIMITED
@@ -59,8 +63,9 @@ class RedisResponses:
         if not await self._has_session(response.session):
             raise UnknownSession(response.session)
         name = self._keys.get_response(response.id, response.tenant)
-        text = json.dumps(asdict(response))
-        growth = Growth(RESPONSE + response.id, len(text.encode()))
+        cipher = await self._ciphers.to_write(response.tenant)
+        text = cipher.seal(json.dumps(asdict(response)).encode(), f"response {response.id}")
+        growth = Growth(RESPONSE + response.id, len(text))
         await self._use.reserve(response.tenant, growth, limits)
         lifetime = max(1, round(1000 * seconds))
         write = self._redis.write(name, "SET", name, text, "GET", "PX", lifetime)
@@ -72,7 +77,9 @@ class RedisResponses:
         name = self._keys.get_response(response_id, tenant)
         found: bytes | None = await self._redis.read(name, "GET", name)
         if found is not None:
-            response = StoredResponse(**json.loads(found))
+            cipher = await self._ciphers.to_read(tenant)
+            text = cipher.open(found, f"response {response_id}")
+            response = StoredResponse(**json.loads(text))
             if await self._has_session(response.session):
                 return response
         raise UnknownResponse(response_id)
@@ -92,10 +99,19 @@ class RedisResponses:
 class RedisConversations:
     """Conversations and their items. Raises CatalogError."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, use: RedisTenantUse) -> None:
+    def __init__(
+        self,
+        redis: CatalogRedis,
+        keys: Keys,
+        use: RedisTenantUse,
+        encryption: Encryption,
+        idempotency: RedisIdempotency,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._use = use
+        self._encryption = encryption
+        self._idempotency = idempotency
 
     async def create(
         self,
@@ -128,19 +144,24 @@ class RedisConversations:
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
         name = self._keys.get_conversation(conversation_id)
-        fields = _encode(replace(await self._get(conversation_id), metadata=metadata))
+        cipher = await self._encryption.conversations.to_write(conversation_id)
+        changed = replace(await self._get(conversation_id), metadata=metadata)
+        fields = _encode(changed, cipher)
         call = ("EVAL", scripts.UPDATE_CONVERSATION, 1, name, fields)
         if not await run_to_completion(self._redis.write(name, *call)):
             raise UnknownConversation(conversation_id)
 
     async def delete(self, conversation_id: str) -> None:
         """Delete a conversation with its items. Raises UnknownConversation."""
-        found = await self._get(conversation_id)
         names = self._names(conversation_id)
+        owner: bytes | None = await self._redis.read(names[0], "HGET", names[0], "tenant")
+        if owner is None:
+            raise UnknownConversation(conversation_id)
+        tenant = owner.decode()
         await run_to_completion(self._redis.write(names[0], "DEL", *names))
-        index = self._keys.get_conversations(found.tenant)
+        index = self._keys.get_conversations(tenant)
         await self._redis.write(index, "ZREM", index, conversation_id)
-        await self._use.remove(found.tenant, CONVERSATION + conversation_id)
+        await self._use.remove(tenant, CONVERSATION + conversation_id)
 
     async def add_items(
         self,
@@ -174,7 +195,8 @@ class RedisConversations:
         found: bytes | None = await self._redis.read(bodies, "HGET", bodies, item_id)
         if found is None:
             raise UnknownItem(item_id)
-        return StoredItem(item_id, found.decode())
+        cipher = await self._encryption.conversations.to_read(conversation_id)
+        return _to_item(conversation_id, item_id, found, cipher)
 
     async def delete_item(self, conversation_id: str, item_id: str) -> None:
         """Delete an item. Raises UnknownItem."""
@@ -202,13 +224,15 @@ class RedisConversations:
         fields: bytes | None = await self._redis.read(name, "HGET", name, "fields")
         if fields is None:
             raise UnknownConversation(conversation_id)
-        return StoredConversation(**json.loads(fields))
+        cipher = await self._encryption.conversations.to_read(conversation_id)
+        return StoredConversation(**json.loads(cipher.open(fields, f"fields {conversation_id}")))
 
     async def _read(
         self, conversation_id: str, after: str, limit: int, order: str, bounds: ItemBounds | None
     ) -> list[StoredItem]:
         names = self._names(conversation_id)
-        words: Command = (after, limit, order, *_to_words(bounds))
+        cipher = await self._encryption.conversations.to_read(conversation_id)
+        words: Command = (after, limit, order, *_to_words(bounds, cipher.overhead))
         call = ("EVAL", scripts.READ_ITEMS, len(names), *names, *words)
         outcome, *found = await self._redis.read(names[0], *call)
         if outcome == b"unknown":
@@ -219,7 +243,7 @@ class RedisConversations:
             items, size = found
             bounds.check(items, size, "conversation")
         pairs = zip(found[::2], found[1::2], strict=True)
-        return [StoredItem(id.decode(), body.decode()) for id, body in pairs]
+        return [_to_item(conversation_id, id.decode(), body, cipher) for id, body in pairs]
 
     async def _add(
         self,
@@ -232,11 +256,18 @@ class RedisConversations:
         creates: bool,
     ) -> bool:
         """Add items, and the conversation if it `creates` it; False if that exists already."""
-        first = (_encode(conversation), conversation.tenant) if creates else ("", "")
-        size = measure(items) + len(first[0].encode())
+        cipher = await self._encryption.tenants.to_write(conversation.tenant)
+        fields, tenant = (
+            (_encode(conversation, cipher), conversation.tenant) if creates else (b"", "")
+        )
+        bodies = [(item.id, _seal_body(conversation.id, item, cipher)) for item in items]
+        size = sum(len(body) for _, body in bodies) + len(fields)
         growth = Growth(CONVERSATION + conversation.id, size)
         await self._use.reserve(conversation.tenant, growth, limits)
-        outcome, *found = await self._run_add(conversation.id, items, bounds, record, first)
+        record = await self._idempotency.seal(record)
+        first = (fields, tenant)
+        words = _to_words(bounds, cipher.overhead)
+        outcome, *found = await self._run_add(conversation.id, bodies, words, record, first)
         grown = int(found[0]) if outcome == b"done" else 0
         await self._use.settle(conversation.tenant, growth, grown)
         if outcome == b"unknown":
@@ -250,21 +281,24 @@ class RedisConversations:
     async def _run_add(
         self,
         conversation_id: str,
-        items: Sequence[StoredItem],
-        bounds: ItemBounds | None,
+        bodies: Sequence[tuple[str, bytes]],
+        bounds: Command,
         record: IdempotencyRecord | None,
-        first: tuple[str, str],
+        first: tuple[bytes, str],
     ) -> list[Any]:
-        """Run the script that adds items; `first`: fields and tenant of a new conversation."""
+        """Run the script that adds items; `first`: fields and tenant of a new conversation.
+
+        `bodies`: ids of the items, with the bodies as they are stored.
+        """
         names = self._names(conversation_id)
         text = ""
         if record is not None:
             require_own_slot(record, conversation_id)
             names.append(self._keys.get_record(record.key))
             text = RedisIdempotency.encode(record, created="")
-        words: list[Argument] = [*first, *_to_words(bounds), text, RedisIdempotency.MILLISECONDS]
-        for item in items:
-            words += [item.id, item.body]
+        words: list[Argument] = [*first, *bounds, text, RedisIdempotency.MILLISECONDS]
+        for item in bodies:
+            words += item
         call = ("EVAL", scripts.ADD_ITEMS, len(names), *names, *words)
         added: list[Any] = await run_to_completion(self._redis.write(names[0], *call))
         return added
@@ -275,11 +309,19 @@ class RedisConversations:
         return [name, f"{name}:order", f"{name}:items"]
 
 
-def _to_words(bounds: ItemBounds | None) -> tuple[Argument, Argument]:
-    """Return the bounds as scripts take them."""
-    return ("", "") if bounds is None else (bounds.items, bounds.bytes)
+def _to_words(bounds: ItemBounds | None, overhead: int) -> Command:
+    """Return the bounds as scripts take them, with the bytes that the encryption of a body takes."""
+    return ("", "", overhead) if bounds is None else (bounds.items, bounds.bytes, overhead)
 
 
-def _encode(conversation: StoredConversation) -> str:
+def _encode(conversation: StoredConversation, cipher: Cipher) -> bytes:
     fields = replace(conversation, metadata=dict(conversation.metadata))
-    return json.dumps(asdict(fields))
+    return cipher.seal(json.dumps(asdict(fields)).encode(), f"fields {conversation.id}")
+
+
+def _seal_body(conversation: str, item: StoredItem, cipher: Cipher) -> bytes:
+    return cipher.seal(item.body.encode(), f"item {conversation} {item.id}")
+
+
+def _to_item(conversation: str, item: str, body: bytes, cipher: Cipher) -> StoredItem:
+    return StoredItem(item, cipher.open_text(body, f"item {conversation} {item}"))

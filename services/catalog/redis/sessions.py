@@ -12,6 +12,9 @@ from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
+from services.catalog.encryption.cipher import Cipher
+from services.catalog.encryption.encryption import Encryption
+from services.catalog.encryption.owners import Owners
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     BuildCommit,
@@ -59,6 +62,8 @@ class RedisSessions:
         use: RedisTenantUse,
         growth: SessionGrowth,
         tree: RedisPageTree,
+        encryption: Encryption,
+        owners: Owners,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
@@ -68,6 +73,8 @@ class RedisSessions:
         self._use = use
         self._growth = growth
         self._tree = tree
+        self._encryption = encryption
+        self._owners = owners
 
     async def create(
         self,
@@ -77,22 +84,21 @@ class RedisSessions:
         limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session. Raises QuotaExceeded."""
-        commit = build_create(session, worker_state)
+        cipher = await self._encryption.tenants.to_write(session.settings.tenant)
+        commit = build_create(session, worker_state, cipher)
         await run_to_completion(self._add(session, commit, record, limits))
 
     async def get(self, session_id: str, tenant: str | None = None) -> Session:
         """Return the session as last committed, if it is the tenant's. Raises UnknownSession."""
-        (session,) = await self._slots.get_each([session_id], [tenant])
-        if session is None:
-            raise UnknownSession(session_id)
-        return session
+        return await self._slots.get(session_id, tenant)
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
+        cipher = await self._encryption.sessions.to_read(session_id)
         exists, state = await self._slots.read(session_id, ("HGET", META, "state"))
         if not exists:
             raise UnknownSession(session_id)
-        return bytes(state)
+        return mapping.open_state(session_id, state, cipher)
 
     async def get_page_ids(self, session_id: str) -> bytes:
         """Return the ids of the session's pages, joined. Raises UnknownSession."""
@@ -137,19 +143,22 @@ class RedisSessions:
     async def delete(self, session_id: str, record: IdempotencyRecord | None) -> None:
         """Delete the session; its pages may be dead then. Raises UnknownSession."""
         await run_to_completion(self._deletion.delete(session_id, record))
+        self._owners.forget(session_id)
 
     async def _fork(
         self, commit: ForkCommit, record: IdempotencyRecord | None, limits: TenantLimits
     ) -> None:
         child = commit.session
         now = await self._indexes.get_time()
-        changes = await _build_fork(self._slots, commit, now)
+        cipher = await self._encryption.tenants.to_write(child.settings.tenant)
+        changes = await _build_fork(self._slots, commit, now, cipher)
         async with self._tree.proposed(child.id, commit.page_ids):
             await self._add(child, changes, record, limits)
 
     async def _restore(self, dump: SessionDump) -> None:
+        cipher = await self._encryption.tenants.to_write(dump.session.settings.tenant)
         async with self._tree.proposed(dump.session.id, dump.page_ids):
-            await self._add(dump.session, _build_restore(dump), None, UNLIMITED)
+            await self._add(dump.session, _build_restore(dump, cipher), None, UNLIMITED)
 
     async def _add(
         self,
@@ -159,6 +168,7 @@ class RedisSessions:
         limits: TenantLimits,
     ) -> None:
         """Add a session: list it first, then commit it, then list it again if that took long."""
+        record = await self._idempotency.seal(record)
         async with self._idempotency.reserved(record, session.id):
             await self._indexes.add(session, last_event_at=commit.at, limit=limits.sessions)
             await self._expiry.add(session)
@@ -179,7 +189,9 @@ class RedisSessions:
             await self._indexes.add(session, last_event_at=0.0)
 
 
-async def _build_fork(slots: SessionSlots, fork: ForkCommit, at: float) -> RedisCommit:
+async def _build_fork(
+    slots: SessionSlots, fork: ForkCommit, at: float, cipher: Cipher
+) -> RedisCommit:
     """Build the commit of the child. Raises UnknownSession, UnknownTurn, CatalogError.
 
     Calls that it waits for again were made at time `at`.
@@ -192,30 +204,30 @@ async def _build_fork(slots: SessionSlots, fork: ForkCommit, at: float) -> Redis
     if snapshot == b"incomplete":
         raise build_incomplete(fork.parent)
     (_, open_calls, recent, repairs), log, tokens, calls, latest = snapshot
-    commit = build_create(fork.session, fork.worker_state, fork.page_ids)
+    commit = build_create(fork.session, fork.worker_state, cipher, fork.page_ids)
     commit.push(TURNS, log).push(TOKENS, tokens)
     fields = mapping.to_hash(calls)
     if not latest:
-        pause = _build_pause(fields, fork.turns, at)
-        commit.put(CALLS, mapping.copy_calls(fields, fork.turns, pause))
+        pause = _build_pause(fields, fork.turns, at, cipher)
+        commit.put(CALLS, mapping.copy_calls(fields, fork.turns, pause, cipher))
         return commit.put(META, {"calls": len(pause)})
-    commit.put(CALLS, mapping.copy_calls(fields, fork.turns, None))
+    commit.put(CALLS, mapping.copy_calls(fields, fork.turns, None, cipher))
     commit.put(META, {"calls": open_calls, "recent": recent, "repairs": repairs})
     return _put_latest(commit, latest)
 
 
-def _build_restore(dump: SessionDump) -> RedisCommit:
+def _build_restore(dump: SessionDump, cipher: Cipher) -> RedisCommit:
     """Build the commit of a session from another catalog."""
     session = dump.session
-    commit = build_create(session, dump.worker_state, dump.page_ids)
-    entries = [mapping.to_turn_entries(turn) for turn in dump.turns]
+    commit = build_create(session, dump.worker_state, cipher, dump.page_ids)
+    entries = [mapping.to_turn_entries(turn, cipher) for turn in dump.turns]
     commit.push(TURNS, [entry for entry, _ in entries])
     commit.push(TOKENS, [tokens for _, tokens in entries])
     for call in sorted(dump.calls, key=lambda call: (call.turn, -call.position)):
-        commit.put(CALLS, mapping.to_restored_call_fields(call))
+        commit.put(CALLS, mapping.to_restored_call_fields(call, cipher))
     for position, pieces in dump.pieces.items():
-        commit.put(CALLS, mapping.to_piece_fields(position, pieces))
-    commit.push(REPAIRS, [mapping.RECORD.dump_json(record) for record in dump.repairs])
+        commit.put(CALLS, mapping.to_piece_fields(position, pieces, cipher))
+    commit.push(REPAIRS, [mapping.to_repair_entry(record, cipher) for record in dump.repairs])
     counts = {
         "calls": sum(call.turn == session.turns for call in dump.calls),
         "recent": sum(record.turn > session.turns for record in dump.repairs),
@@ -223,15 +235,17 @@ def _build_restore(dump: SessionDump) -> RedisCommit:
     }
     commit.put(META, counts)
     if dump.episodes != EpisodeSet():
-        _add_episodes(commit, dump)
+        _add_episodes(commit, dump, cipher)
     return commit
 
 
-def _build_pause(fields: dict[str, bytes], turn: int, at: float) -> list[PendingCall]:
+def _build_pause(
+    fields: dict[str, bytes], turn: int, at: float, cipher: Cipher
+) -> list[PendingCall]:
     """Build the calls that a turn ended on, as they were made."""
     return [
         PendingCall(turn, call.position, call.call, last_event_at=at)
-        for call in mapping.get_calls_of_turn(fields, turn)
+        for call in mapping.get_calls_of_turn(fields, turn, cipher)
     ]
 
 
@@ -244,10 +258,10 @@ def _put_latest(commit: RedisCommit, latest: list[Any]) -> RedisCommit:
     return commit
 
 
-def _add_episodes(commit: RedisCommit, dump: SessionDump) -> None:
+def _add_episodes(commit: RedisCommit, dump: SessionDump, cipher: Cipher) -> None:
     without_episodes = replace(dump.episodes, episodes=())
-    added = build_segments(SegmentsCommit(dump.segments, without_episodes))
+    added = build_segments(SegmentsCommit(dump.segments, without_episodes), cipher)
     labels = tuple(segment.label for segment in dump.segments)
-    built = build_episodes(BuildCommit(dump.episodes, dump.built, labels))
+    built = build_episodes(BuildCommit(dump.episodes, dump.built, labels), cipher)
     commit.commands += added.commands + built.commands
     commit.put(EPISODE_SET, {"active": dump.episodes.active})

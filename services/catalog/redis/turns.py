@@ -7,12 +7,14 @@ from collections.abc import Awaitable
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.sessions.session import Turn
 from services.cancellation import run_to_completion
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.redis import mapping
 from services.catalog.redis.connection.keys import META, STATES, TOKENS, TURNS
 from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.histories import RedisHistories
+from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes.indexes import RedisIndexes
 from services.catalog.redis.indexes.page_tree import RedisPageTree
 from services.catalog.redis.indexes.tenant_use import SessionGrowth
@@ -32,6 +34,8 @@ class RedisTurns:
         expiry: RedisExpiry,
         growth: SessionGrowth,
         tree: RedisPageTree,
+        encryption: Encryption,
+        idempotency: RedisIdempotency,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
@@ -39,6 +43,8 @@ class RedisTurns:
         self._expiry = expiry
         self._growth = growth
         self._tree = tree
+        self._ciphers = encryption.sessions
+        self._idempotency = idempotency
 
     async def commit(
         self,
@@ -60,21 +66,26 @@ class RedisTurns:
             return []
         first = max(0, number)
         span = (first, first + limit - 1)
+        cipher = await self._ciphers.to_read(session_id)
         _, entries, tokens = await self._slots.read(
             session_id, ("LRANGE", TURNS, *span), ("LRANGE", TOKENS, *span)
         )
-        return mapping.from_turn_entries(session_id, entries, tokens)
+        return mapping.from_turn_entries(session_id, entries, tokens, first + 1, cipher)
 
     async def get_state(self, session_id: str, number: int) -> bytes | None:
         """Return the serialized pb.SessionState at the end of turn `number`, if it was kept."""
-        _, packed = await self._slots.read(session_id, ("HGET", STATES, str(number)))
+        cipher = await self._ciphers.to_read(session_id)
+        _, kept = await self._slots.read(session_id, ("HGET", STATES, str(number)))
+        if kept is None:
+            return None
         try:
-            return None if packed is None else unpack(packed)
+            return unpack(mapping.open_kept(session_id, number, kept, cipher))
         except ValueError as error:
             raise CatalogError(f"session {session_id}: {error}") from error
 
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
+        cipher = await self._ciphers.to_read(session_id)
         exists, turns, tokens = await self._slots.read(
             session_id, ("HGET", META, "turns"), ("LRANGE", TOKENS, 0, -1)
         )
@@ -82,10 +93,11 @@ class RedisTurns:
             raise UnknownSession(session_id)
         if len(tokens) != int(turns):
             raise build_incomplete(session_id)
-        return decode_tokens(b"".join(tokens))
+        return decode_tokens(b"".join(mapping.open_tokens(tokens, cipher)))
 
     async def _commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
-        changes = build_settled(commit)
+        cipher = await self._ciphers.to_write(session_id)
+        changes = build_settled(session_id, commit, cipher)
         tokens = commit.memory.length
         async with self._tree.proposed(session_id, commit.page_ids) as proposal:
             await self._growth.apply(session_id, changes, tokens=tokens, epoch=epoch)
@@ -100,7 +112,9 @@ class RedisTurns:
     ) -> None:
         turn = commit.turn
         at = await self._indexes.get_time() if commit.calls else time.time()
-        changes = build_turn(commit, at)
+        cipher = await self._ciphers.to_write(turn.session)
+        changes = build_turn(commit, at, cipher)
+        record = await self._idempotency.seal(record)
         if commit.calls:
             await self._indexes.add_pause(turn.session, turn.number, changes.at)
         tokens = turn.outcome.memory.length

@@ -3,6 +3,8 @@
 import sqlite3
 
 from kvrecall.domain.errors import UnknownEpisode
+from services.catalog.encryption.cipher import Cipher
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.records import BuildCommit, EpisodeSet, SegmentRecord, SegmentsCommit
 from services.catalog.serialization import seal, unseal
 from services.catalog.sqlite import mapping
@@ -19,47 +21,53 @@ from services.catalog.sqlite.storage.queries import (
 class SqliteEpisodes:
     """Segments and episodes of each session."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, encryption: Encryption) -> None:
         self._database = database
+        self._ciphers = encryption.sessions
 
     async def get(self, session_id: str) -> EpisodeSet:
         """Return the session's episodes without their rows. Raises UnknownSession."""
+        cipher = await self._ciphers.to_read(session_id)
 
         def read(db: sqlite3.Connection) -> EpisodeSet:
             require_session(db, session_id)
-            return _read_set(db, session_id)
+            return _read_set(db, session_id, cipher)
 
         return await self._database.read(read)
 
     async def get_segments(self, session_id: str) -> list[SegmentRecord]:
         """Return all embedded segments, in time order."""
         query = "SELECT * FROM segments WHERE session = :session ORDER BY number"
+        cipher = await self._ciphers.to_read(session_id)
         rows = await self._database.read(lambda db: fetch_all(db, query, {"session": session_id}))
-        return [mapping.from_segment_row(row) for row in rows]
+        return [mapping.from_segment_row(row, cipher) for row in rows]
 
     async def get_built(self, session_id: str, episode_id: str) -> bytes:
         """Return a serialized pb.Episode. Raises UnknownEpisode."""
         query = "SELECT built FROM built_episodes WHERE session = :session AND episode = :episode"
         values = {"session": session_id, "episode": episode_id}
+        cipher = await self._ciphers.to_read(session_id)
 
         def read(db: sqlite3.Connection) -> bytes:
             row = fetch_one(db, query, values)
             if row is None:
                 raise UnknownEpisode(session_id, episode_id)
-            return unseal(row["built"])
+            return unseal(cipher.open(row["built"], f"built_episodes.built {episode_id}"))
 
         return await self._database.read(read)
 
     async def commit_segments(self, session_id: str, commit: SegmentsCommit, epoch: int) -> None:
         """Add segments. Raises UnknownSession, StaleEpoch."""
+        cipher = await self._ciphers.to_write(session_id)
         await self._database.write_fenced(
-            session_id, epoch, lambda db: add_segments(db, session_id, commit)
+            session_id, epoch, lambda db: add_segments(db, session_id, commit, cipher)
         )
 
     async def commit_build(self, session_id: str, commit: BuildCommit, epoch: int) -> None:
         """Replace the episodes. Raises UnknownSession, StaleEpoch."""
+        cipher = await self._ciphers.to_write(session_id)
         await self._database.write_fenced(
-            session_id, epoch, lambda db: replace_episodes(db, session_id, commit)
+            session_id, epoch, lambda db: replace_episodes(db, session_id, commit, cipher)
         )
 
     async def clear(self, session_id: str, epoch: int) -> None:
@@ -67,32 +75,40 @@ class SqliteEpisodes:
         await self._database.write_fenced(session_id, epoch, lambda db: _clear(db, session_id))
 
 
-def add_segments(db: sqlite3.Connection, session_id: str, commit: SegmentsCommit) -> None:
+def add_segments(
+    db: sqlite3.Connection, session_id: str, commit: SegmentsCommit, cipher: Cipher
+) -> None:
     """Add segments, and store centroid and size of the episodes they were assigned to."""
-    rows = [mapping.to_segment_row(session_id, segment) for segment in commit.segments]
+    rows = [mapping.to_segment_row(session_id, segment, cipher) for segment in commit.segments]
     insert(db, "segments", rows)
     db.executemany(
         "UPDATE episodes SET centroid = :centroid, segments = :segments, tokens = :tokens"
         " WHERE session = :session AND id = :id",
         [
-            mapping.to_episode_row(session_id, number, episode)
+            mapping.to_episode_row(session_id, number, episode, cipher)
             for number, episode in enumerate(commit.episode_set.episodes)
         ],
     )
     _write_set(db, session_id, commit.episode_set)
 
 
-def replace_episodes(db: sqlite3.Connection, session_id: str, commit: BuildCommit) -> None:
+def replace_episodes(
+    db: sqlite3.Connection, session_id: str, commit: BuildCommit, cipher: Cipher
+) -> None:
     """Replace all episodes by newly built ones, and relabel the segments."""
     _delete_episodes(db, session_id)
     episodes = commit.episode_set.episodes
     rows = [
-        mapping.to_episode_row(session_id, number, episode)
+        mapping.to_episode_row(session_id, number, episode, cipher)
         for number, episode in enumerate(episodes)
     ]
     insert(db, "episodes", rows)
     built = [
-        {"session": session_id, "episode": episode.id, "built": seal(data)}
+        {
+            "session": session_id,
+            "episode": episode.id,
+            "built": cipher.seal(seal(data), f"built_episodes.built {episode.id}"),
+        }
         for episode, data in zip(episodes, commit.built, strict=True)
     ]
     insert(db, "built_episodes", built)
@@ -118,14 +134,15 @@ def count_match(db: sqlite3.Connection, session_id: str, matched: str, active: s
     )
 
 
-def _read_set(db: sqlite3.Connection, session_id: str) -> EpisodeSet:
+def _read_set(db: sqlite3.Connection, session_id: str, cipher: Cipher) -> EpisodeSet:
     values = {"session": session_id}
     row = fetch_one(db, "SELECT * FROM episode_sets WHERE session = :session", values)
     if row is None:
         return EpisodeSet()
     query = "SELECT * FROM episodes WHERE session = :session ORDER BY number"
-    episodes = fetch_all(db, query, values)
-    return mapping.from_episode_set_row(row, tuple(map(mapping.from_episode_row, episodes)))
+    rows = fetch_all(db, query, values)
+    episodes = tuple(mapping.from_episode_row(each, cipher) for each in rows)
+    return mapping.from_episode_set_row(row, episodes)
 
 
 def _write_set(db: sqlite3.Connection, session_id: str, episode_set: EpisodeSet) -> None:
@@ -138,7 +155,9 @@ def _write_set(db: sqlite3.Connection, session_id: str, episode_set: EpisodeSet)
 
 def _clear(db: sqlite3.Connection, session_id: str) -> None:
     """Delete segments and episodes; the count of builds stays, so that no id is used twice."""
-    builds = _read_set(db, session_id).builds
+    query = "SELECT builds FROM episode_sets WHERE session = :session"
+    row = fetch_one(db, query, {"session": session_id})
+    builds = 0 if row is None else int(row["builds"])
     _delete_episodes(db, session_id)
     db.execute("DELETE FROM segments WHERE session = :session", {"session": session_id})
     _write_set(db, session_id, EpisodeSet(builds=builds))

@@ -6,6 +6,8 @@ The latest ones are kept whatever the clock says: it may be set forward while th
 import sqlite3
 
 from kvrecall.domain.errors import IdempotencyConflict
+from services.catalog.encryption.answers import open_answer, seal_answer
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.sqlite.storage.database import Database
 from services.catalog.sqlite.storage.queries import build_insert, fetch_one
@@ -24,8 +26,9 @@ AND rowid <= (SELECT max(rowid) FROM idempotency_records) - :retained
 class SqliteIdempotency:
     """Responses to requests."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, encryption: Encryption) -> None:
         self._database = database
+        self._tenants = encryption.tenants
 
     async def get(self, key: IdempotencyKey) -> str | None:
         """Return the stored response. Raises IdempotencyConflict when the body differs."""
@@ -37,9 +40,16 @@ class SqliteIdempotency:
         row = await self._database.read(lambda db: fetch_one(db, query, values))
         if row is None:
             return None
-        if row["fingerprint"] != key.fingerprint:
+        fingerprint, response = await open_answer(
+            self._tenants, key, row["fingerprint"], row["response"]
+        )
+        if fingerprint != key.fingerprint:
             raise IdempotencyConflict(key.key)
-        return str(row["response"])
+        return response
+
+    async def seal(self, record: IdempotencyRecord | None) -> IdempotencyRecord | None:
+        """Return a record as it is stored: before the transaction that stores it."""
+        return await seal_answer(self._tenants, record)
 
     def replace(self, db: sqlite3.Connection, record: IdempotencyRecord | None) -> None:
         """Store a response in the caller's transaction, in place of one that is void."""

@@ -5,6 +5,7 @@ import sqlite3
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.sessions.session import Session
 from services.catalog.claims import Claims
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.records import (
     Lease,
 )
@@ -21,7 +22,10 @@ from services.catalog.sqlite.storage.reader import SnapshotReader
 class SqliteLeases:
     """Claims in memory, epochs in the file."""
 
-    def __init__(self, database: Database, reader: SnapshotReader, claims: Claims) -> None:
+    def __init__(
+        self, database: Database, reader: SnapshotReader, claims: Claims, encryption: Encryption
+    ) -> None:
+        self._ciphers = encryption.sessions
         self._database = database
         self._reader = reader
         self._claims = claims
@@ -30,7 +34,8 @@ class SqliteLeases:
         """Claim the session, or extend the holder's claim. Raises SessionBusy, UnknownSession."""
 
         async def read() -> Session:
-            return await self._reader.read(lambda db: read_session(db, session_id))
+            cipher = await self._ciphers.to_read(session_id)
+            return await self._reader.read(lambda db: read_session(db, session_id, cipher))
 
         session = await self._database.cache.get(session_id, read)  # a turn has just read it
         self._claims.acquire(session_id, holder, seconds)

@@ -12,6 +12,8 @@ from kvrecall.domain.errors import (
     UnknownResponse,
 )
 from services.catalog.claims import Claims
+from services.catalog.encryption.cipher import OVERHEAD_BYTES, Cipher
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.responses import (
@@ -38,6 +40,8 @@ DELETE FROM responses WHERE id IN
 (SELECT id FROM responses WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit)
 """
 _COLUMNS = ", ".join(each.name for each in fields(StoredResponse))
+# Those of StoredResponse that are encrypted.
+_TEXTS = ("opening", "history", "body")
 _OF_TENANT = "WHERE id = :id AND tenant = :tenant AND expires_at > :now"
 _OF_ITEM = "WHERE conversation = :conversation AND id = :id"
 
@@ -45,8 +49,9 @@ _OF_ITEM = "WHERE conversation = :conversation AND id = :id"
 class SqliteResponses:
     """Responses by their ids; they go with their sessions."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, encryption: Encryption) -> None:
         self._database = database
+        self._ciphers = encryption.tenants
 
     async def store(
         self, response: StoredResponse, seconds: float, limits: TenantLimits = UNLIMITED
@@ -56,7 +61,12 @@ class SqliteResponses:
         Raises UnknownSession, QuotaExceeded.
         """
         now = self._database.now()
-        row = {**asdict(response), "expires_at": now + seconds}
+        cipher = await self._ciphers.to_write(response.tenant)
+        texts = {
+            name: cipher.seal_text(getattr(response, name), f"responses.{name} {response.id}")
+            for name in _TEXTS
+        }
+        row = {**asdict(response), **texts, "expires_at": now + seconds}
 
         def change(db: sqlite3.Connection) -> None:
             require_session(db, response.session)
@@ -74,7 +84,11 @@ class SqliteResponses:
         row = await self._database.read(lambda db: fetch_one(db, query, values))
         if row is None:
             raise UnknownResponse(response_id)
-        return StoredResponse(*row)
+        cipher = await self._ciphers.to_read(tenant)
+        texts = {
+            name: cipher.open_text(row[name], f"responses.{name} {response_id}") for name in _TEXTS
+        }
+        return StoredResponse(**{**dict(row), **texts})
 
     async def delete(self, response_id: str, tenant: str) -> None:
         """Delete a tenant's response. Raises UnknownResponse."""
@@ -87,9 +101,12 @@ class SqliteResponses:
 class SqliteConversations:
     """Conversations and their items; claims are in memory, as one process uses the file."""
 
-    def __init__(self, database: Database, idempotency: SqliteIdempotency) -> None:
+    def __init__(
+        self, database: Database, idempotency: SqliteIdempotency, encryption: Encryption
+    ) -> None:
         self._database = database
         self._idempotency = idempotency
+        self._encryption = encryption
         self._claims = Claims()
 
     async def create(
@@ -100,14 +117,17 @@ class SqliteConversations:
         limits: TenantLimits = UNLIMITED,
     ) -> bool:
         """Add a conversation; False if there is one of that id already. Raises QuotaExceeded."""
-        row = {**asdict(conversation), "metadata": json.dumps(dict(conversation.metadata))}
+        cipher = await self._encryption.tenants.to_write(conversation.tenant)
+        sealed = await self._idempotency.seal(record)
+        metadata = _seal_metadata(conversation.id, conversation.metadata, cipher)
+        row = {**asdict(conversation), "metadata": metadata}
 
         def change(db: sqlite3.Connection) -> bool:
             if _exists(db, conversation.id):
                 return False
             insert(db, "conversations", [row])
-            _add_items(db, conversation.id, items)
-            self._idempotency.replace(db, record)
+            _add_items(db, conversation.id, items, cipher)
+            self._idempotency.replace(db, sealed)
             check_use(db, conversation.tenant, limits, "conversations", "bytes")
             return True
 
@@ -120,13 +140,17 @@ class SqliteConversations:
         row = await self._database.read(lambda db: fetch_one(db, query, values))
         if row is None:
             raise UnknownConversation(conversation_id)
-        metadata = json.loads(row["metadata"])
+        cipher = await self._encryption.tenants.to_read(tenant)
+        text = cipher.open_text(row["metadata"], f"conversations.metadata {conversation_id}")
+        metadata = json.loads(text)
         return StoredConversation(row["id"], row["tenant"], row["created_at"], metadata)
 
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
         query = "UPDATE conversations SET metadata = :metadata WHERE id = :id"
-        values = {"id": conversation_id, "metadata": json.dumps(dict(metadata))}
+        cipher = await self._encryption.conversations.to_write(conversation_id)
+        sealed = _seal_metadata(conversation_id, metadata, cipher)
+        values = {"id": conversation_id, "metadata": sealed}
         if not await _change(self._database, query, values, grows=True):
             raise UnknownConversation(conversation_id)
 
@@ -149,11 +173,13 @@ class SqliteConversations:
 
         Raises UnknownConversation, LimitExceeded, QuotaExceeded.
         """
+        cipher = await self._encryption.conversations.to_write(conversation_id)
+        sealed = await self._idempotency.seal(record)
 
         def change(db: sqlite3.Connection) -> None:
             tenant = _get_tenant(db, conversation_id)
-            self._idempotency.store(db, record)
-            _add_items(db, conversation_id, items)
+            self._idempotency.store(db, sealed)
+            _add_items(db, conversation_id, items, cipher)
             if bounds is not None:
                 bounds.check(*_measure(db, conversation_id))
             check_use(db, tenant, limits, "bytes")
@@ -170,6 +196,7 @@ class SqliteConversations:
             f" AND (:after IS NULL OR position {comparison} :after)"
             f" ORDER BY position {order} LIMIT :limit"
         )
+        cipher = await self._encryption.conversations.to_read(conversation_id)
 
         def read(db: sqlite3.Connection) -> list[StoredItem]:
             _get_tenant(db, conversation_id)
@@ -178,26 +205,28 @@ class SqliteConversations:
                 position = _fetch_item(db, conversation_id, after)["position"]
             values = {"conversation": conversation_id, "after": position, "limit": limit}
             rows = fetch_all(db, query, values)
-            return [StoredItem(row["id"], row["body"]) for row in rows]
+            return [_to_item(row, conversation_id, cipher) for row in rows]
 
         return await self._database.read(read)
 
     async def get_all(self, conversation_id: str, bounds: ItemBounds) -> list[StoredItem]:
         """Return all items in order. Raises UnknownConversation, LimitExceeded."""
         query = "SELECT id, body FROM conversation_items WHERE conversation = :id ORDER BY position"
+        cipher = await self._encryption.conversations.to_read(conversation_id)
 
         def read(db: sqlite3.Connection) -> list[StoredItem]:
             _get_tenant(db, conversation_id)
             bounds.check(*_measure(db, conversation_id), "conversation")
             rows = fetch_all(db, query, {"id": conversation_id})
-            return [StoredItem(row["id"], row["body"]) for row in rows]
+            return [_to_item(row, conversation_id, cipher) for row in rows]
 
         return await self._database.read(read)
 
     async def get_item(self, conversation_id: str, item_id: str) -> StoredItem:
         """Return an item. Raises UnknownItem."""
         row = await self._database.read(lambda db: _fetch_item(db, conversation_id, item_id))
-        return StoredItem(row["id"], row["body"])
+        cipher = await self._encryption.conversations.to_read(conversation_id)
+        return _to_item(row, conversation_id, cipher)
 
     async def delete_item(self, conversation_id: str, item_id: str) -> None:
         """Delete an item. Raises UnknownItem."""
@@ -219,23 +248,47 @@ class SqliteConversations:
         self._claims.release(conversation_id, holder)
 
 
-def _add_items(db: sqlite3.Connection, conversation: str, items: Sequence[StoredItem]) -> None:
+def _seal_metadata(conversation: str, metadata: Mapping[str, str], cipher: Cipher) -> str | bytes:
+    text = json.dumps(dict(metadata))
+    return cipher.seal_text(text, f"conversations.metadata {conversation}")
+
+
+def _to_item(row: sqlite3.Row, conversation: str, cipher: Cipher) -> StoredItem:
+    return StoredItem(row["id"], cipher.open_text(row["body"], _get_place(conversation, row["id"])))
+
+
+def _get_place(conversation: str, item: str) -> str:
+    return f"conversation_items.body {conversation} {item}"
+
+
+def _add_items(
+    db: sqlite3.Connection, conversation: str, items: Sequence[StoredItem], cipher: Cipher
+) -> None:
     query = (
         "INSERT INTO conversation_items (conversation, position, id, body)"
         " SELECT :conversation, ifnull(max(position), 0) + 1, :id, :body FROM conversation_items"
         " WHERE conversation = :conversation ON CONFLICT DO NOTHING"
     )
-    rows = [{"conversation": conversation, "id": each.id, "body": each.body} for each in items]
+    rows = [
+        {
+            "conversation": conversation,
+            "id": each.id,
+            "body": cipher.seal_text(each.body, _get_place(conversation, each.id)),
+        }
+        for each in items
+    ]
     db.executemany(query, rows)
 
 
 def _measure(db: sqlite3.Connection, conversation: str) -> tuple[int, int]:
     """Return the number of items of a conversation, and the bytes of their bodies."""
+    # Encrypted bodies are blobs, of which only the bytes of the text count.
     query = (
-        "SELECT count(*), ifnull(sum(length(CAST(body AS BLOB))), 0) FROM conversation_items"
-        " WHERE conversation = :id"
+        "SELECT count(*), ifnull(sum(length(CAST(body AS BLOB))"
+        " - iif(typeof(body) = 'blob', :overhead, 0)), 0)"
+        " FROM conversation_items WHERE conversation = :id"
     )
-    row = fetch_one(db, query, {"id": conversation})
+    row = fetch_one(db, query, {"id": conversation, "overhead": OVERHEAD_BYTES})
     return (0, 0) if row is None else (row[0], row[1])
 
 

@@ -7,6 +7,8 @@ from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.sessions.session import Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
+from services.catalog.encryption.cipher import Cipher
+from services.catalog.encryption.encryption import Encryption
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import CallPosition, IdempotencyRecord
 from services.catalog.sqlite import mapping
@@ -20,9 +22,12 @@ IS_OPEN = "session = :session AND consumed_in_turn IS NULL"
 class SqliteToolCalls:
     """Tool calls and what clients report of them."""
 
-    def __init__(self, database: Database, idempotency: SqliteIdempotency) -> None:
+    def __init__(
+        self, database: Database, idempotency: SqliteIdempotency, encryption: Encryption
+    ) -> None:
         self._database = database
         self._idempotency = idempotency
+        self._encryption = encryption
 
     async def get(self, session_id: str, call_id: str) -> PendingCall:
         """Return the newest call of that id. Raises UnknownCall."""
@@ -30,12 +35,13 @@ class SqliteToolCalls:
             "SELECT * FROM tool_calls WHERE session = :session AND id = :call"
             " ORDER BY turn DESC, position LIMIT 1"
         )
+        cipher = await self._encryption.sessions.to_read(session_id)
 
         def read(db: sqlite3.Connection) -> PendingCall:
             row = fetch_one(db, query, {"session": session_id, "call": call_id})
             if row is None:
                 raise UnknownCall(session_id, call_id)
-            return mapping.from_call_row(row)
+            return mapping.from_call_row(row, cipher)
 
         return await self._database.read(read)
 
@@ -49,8 +55,13 @@ class SqliteToolCalls:
         )
         at = {"turn": call.turn, "position": call.position, "first": first, "limit": limit}
         values = {"session": session_id} | at
+        cipher = await self._encryption.sessions.to_read(session_id)
         rows = await self._database.read(lambda db: fetch_all(db, query, values))
-        return tuple(row["text"] for index, row in enumerate(rows, first) if row["piece"] == index)
+        return tuple(
+            mapping.from_piece_row(row, (call.turn, call.position), cipher)
+            for index, row in enumerate(rows, first)
+            if row["piece"] == index
+        )
 
     async def commit(
         self,
@@ -62,12 +73,14 @@ class SqliteToolCalls:
         limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Store the reported state of a call. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
+        cipher = await self._encryption.sessions.to_write(session_id)
+        sealed = await self._idempotency.seal(record)
 
         def change(db: sqlite3.Connection) -> None:
-            _write_report(db, session_id, call, self._database.now())
+            _write_report(db, session_id, call, self._database.now(), cipher)
             if piece is not None:
-                add_pieces(db, session_id, (call.turn, call.position), dict([piece]))
-            self._idempotency.store(db, record)
+                add_pieces(db, session_id, (call.turn, call.position), dict([piece]), cipher)
+            self._idempotency.store(db, sealed)
             check_session_use(db, session_id, limits, "bytes")
 
         await self._database.write_fenced(session_id, epoch, change)
@@ -86,7 +99,9 @@ class SqliteToolCalls:
         return [row["session"] for row in rows]
 
 
-def end_pause(db: sqlite3.Connection, turn: Turn, inline_results: Mapping[str, str]) -> None:
+def end_pause(
+    db: sqlite3.Connection, turn: Turn, inline_results: Mapping[str, str], cipher: Cipher
+) -> None:
     """Mark the open calls as consumed by a turn, which brought some of the results itself."""
     for call_id, result in inline_results.items():
         db.execute(
@@ -94,7 +109,7 @@ def end_pause(db: sqlite3.Connection, turn: Turn, inline_results: Mapping[str, s
             " AND id = :call",
             {
                 "status": CallStatus.COMPLETED.value,
-                "result": result,
+                "result": mapping.seal_of_call(cipher, "result", call_id, result),
                 "session": turn.session,
                 "call": call_id,
             },
@@ -105,18 +120,22 @@ def end_pause(db: sqlite3.Connection, turn: Turn, inline_results: Mapping[str, s
     )
 
 
-def begin_pause(db: sqlite3.Connection, turn: Turn, calls: Iterable[ToolCall], now: float) -> None:
+def begin_pause(
+    db: sqlite3.Connection, turn: Turn, calls: Iterable[ToolCall], now: float, cipher: Cipher
+) -> None:
     """Add the calls that a turn ended on."""
     made = [
         PendingCall(turn.number, position, call, last_event_at=now)
         for position, call in enumerate(calls)
     ]
-    add_calls(db, turn.session, made)
+    add_calls(db, turn.session, made, cipher)
 
 
-def add_calls(db: sqlite3.Connection, session_id: str, calls: Iterable[PendingCall]) -> None:
+def add_calls(
+    db: sqlite3.Connection, session_id: str, calls: Iterable[PendingCall], cipher: Cipher
+) -> None:
     """Add calls in the state they are in."""
-    insert(db, "tool_calls", [mapping.to_call_row(session_id, call) for call in calls])
+    insert(db, "tool_calls", [mapping.to_call_row(session_id, call, cipher) for call in calls])
 
 
 def add_pieces(
@@ -124,12 +143,15 @@ def add_pieces(
     session_id: str,
     call: CallPosition,
     pieces: Mapping[int, str],
+    cipher: Cipher,
 ) -> None:
     """Add pieces of a call's output."""
-    insert(db, "tool_output", mapping.to_piece_rows(session_id, call, pieces))
+    insert(db, "tool_output", mapping.to_piece_rows(session_id, call, pieces, cipher))
 
 
-def copy_pause(db: sqlite3.Connection, parent: str, child: str, turn: int, now: float) -> None:
+def copy_pause(
+    db: sqlite3.Connection, parent: str, child: str, turn: int, now: float, cipher: Cipher
+) -> None:
     """Copy the calls that the parent's turn ended on to the child, as they were made."""
     rows = fetch_all(
         db,
@@ -138,12 +160,15 @@ def copy_pause(db: sqlite3.Connection, parent: str, child: str, turn: int, now: 
     )
     made = [
         PendingCall(turn, call.position, call.call, last_event_at=now)
-        for call in map(mapping.from_call_row, rows)
+        for call in (mapping.from_call_row(row, cipher) for row in rows)
     ]
-    add_calls(db, child, made)
+    add_calls(db, child, made, cipher)
 
 
-def _write_report(db: sqlite3.Connection, session_id: str, call: PendingCall, now: float) -> None:
+def _write_report(
+    db: sqlite3.Connection, session_id: str, call: PendingCall, now: float, cipher: Cipher
+) -> None:
+    id = call.call.id
     call = call.stamped(now)
     db.execute(
         "UPDATE tool_calls SET started = :started, running = :running, output = :output,"
@@ -152,11 +177,11 @@ def _write_report(db: sqlite3.Connection, session_id: str, call: PendingCall, no
         " WHERE session = :session AND turn = :turn AND position = :position",
         {
             "started": call.started,
-            "running": call.arguments,
+            "running": mapping.seal_of_call(cipher, "running", id, call.arguments),
             "output": mapping.encode_output(call),
             "delta_due": call.delta_due,
             "status": call.status.value,
-            "result": call.result,
+            "result": mapping.seal_of_call(cipher, "result", id, call.result),
             "batch": call.batch,
             "now": call.last_event_at,
             "session": session_id,

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from kvrecall.domain.page_ids import (
     ID_BYTES,
+    KEY_BYTES,
     PageNames,
+    derive_page_key,
     derive_row_key,
     is_random,
     join_ids,
@@ -53,10 +55,11 @@ def test_sessions_share_the_ids_of_their_common_prefix_alone(
         replace(NAMES, key=derive_row_key(SECRET, "two")),
         replace(NAMES, key=derive_row_key(SECRET, "one", "a salt")),
         replace(NAMES, key=derive_row_key(bytes(32), "one")),
+        replace(NAMES, key=derive_row_key(SECRET, "one", data_key=SECRET)),
         replace(NAMES, layout=b"another model"),
         replace(NAMES, page_tokens=2),
     ],
-    ids=["tenant", "salt", "catalog", "model", "page size"],
+    ids=["tenant", "salt", "catalog", "encryption", "model", "page size"],
 )
 def test_nothing_is_shared_across(other: PageNames) -> None:
     tokens = list(range(8))
@@ -65,6 +68,14 @@ def test_nothing_is_shared_across(other: PageNames) -> None:
 
 def test_a_tenant_and_a_salt_are_told_apart_wherever_one_ends() -> None:
     assert derive_row_key(SECRET, "ab", "c") != derive_row_key(SECRET, "a", "bc")
+
+
+def test_pages_have_the_key_of_their_tenant_which_is_not_that_of_their_names() -> None:
+    one, other = (bytes([byte] * KEY_BYTES) for byte in b"12")
+    assert len(derive_page_key(one)) == KEY_BYTES
+    keys = {derive_page_key(one), derive_page_key(other), one, derive_row_key(SECRET, "", "", one)}
+    assert len(keys) == 4
+    assert derive_page_key(None) == b""
 
 
 def test_rows_that_are_not_a_full_caches_have_ids_of_their_own() -> None:

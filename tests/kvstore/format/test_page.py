@@ -102,7 +102,7 @@ def test_an_intact_page_of_another_format_version_is_refused(version: int) -> No
     checksum = google_crc32c.value(bytes(header)).to_bytes(4, "little")
     with pytest.raises(
         PageVersionError,
-        match=f"found a page of format version {version}, but this kvrecall reads version 2; "
+        match=f"found a page of format version {version}, but this kvrecall reads version 3; "
         f"use a kvrecall that reads version {version}",
     ):
         open_page(bytes(header) + checksum + PAGE[HEADER_BYTES:])

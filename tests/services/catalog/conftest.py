@@ -20,6 +20,8 @@ from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.settings.session import SessionSettings
 from kvrecall_server.app.redis import redis_client
 from services.catalog.base import Catalog
+from services.catalog.encryption.cipher import OVERHEAD_BYTES
+from services.catalog.encryption.keyring import Keyring, make_line, parse_keyring
 from services.catalog.records import TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.sqlite.catalog import SqliteCatalog
@@ -39,19 +41,34 @@ REPAIR = RepairReport(
 )
 
 
-@pytest.fixture(params=["sqlite", "redis", "cluster"])
-async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Catalog]:
-    """An empty catalog: in a file, on one Redis server, and on a cluster of six."""
+@pytest.fixture
+def keyring() -> Keyring:
+    """An operator's keys: one."""
+    return parse_keyring(make_line("operator"))
+
+
+@pytest.fixture(params=["sqlite", "encrypted-sqlite", "redis", "encrypted-redis", "cluster"])
+async def catalog(
+    request: pytest.FixtureRequest, tmp_path: Path, keyring: Keyring
+) -> AsyncIterator[Catalog]:
+    """An empty catalog: in a file, on one Redis server, and on a cluster of six; two are encrypted."""
     catalog: Catalog
-    if request.param == "sqlite":
-        catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
+    keys = keyring if request.param.startswith("encrypted") else None
+    if request.param.endswith("sqlite"):
+        catalog = await SqliteCatalog.open(tmp_path / "catalog.db", keyring=keys)
     else:
-        url = request.getfixturevalue(
-            "redis_url" if request.param == "redis" else "redis_cluster_url"
-        )
-        catalog = await RedisCatalog.open(redis_client(url), uuid4().hex)
+        is_cluster = request.param == "cluster"
+        url = request.getfixturevalue("redis_cluster_url" if is_cluster else "redis_url")
+        catalog = await RedisCatalog.open(redis_client(url), uuid4().hex, keyring=keys)
     yield catalog
     await catalog.close()
+
+
+@pytest.fixture
+def overhead(request: pytest.FixtureRequest) -> int:
+    """The bytes that a value of `catalog` takes more than it has."""
+    is_encrypted = request.node.callspec.params["catalog"].startswith("encrypted")
+    return OVERHEAD_BYTES if is_encrypted else 0
 
 
 @pytest.fixture
@@ -59,7 +76,7 @@ async def open_catalog() -> AsyncIterator[Callable[..., Awaitable[RedisCatalog]]
     """open_catalog(url, namespace, **settings): a catalog on Redis, closed after the test."""
     opened: list[RedisCatalog] = []
 
-    async def open_one(url: str, namespace: str = "", **settings: float) -> RedisCatalog:
+    async def open_one(url: str, namespace: str = "", **settings: Any) -> RedisCatalog:
         opened.append(
             await RedisCatalog.open(redis_client(url, 1.0), namespace or uuid4().hex, **settings)
         )

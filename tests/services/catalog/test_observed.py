@@ -10,12 +10,14 @@ from kvrecall.domain.events import ServiceEvent, WriterFenced
 from kvrecall.domain.sessions.session import Session
 from services.catalog import base
 from services.catalog.api_keys import ApiKeys
+from services.catalog.encryption.data_keys import DataKeys
 from services.catalog.observed import CatalogCall, Kind, ObservedCatalog, get_kind
 from services.catalog.responses import Responses, StoredConversations
 
 AGGREGATES = {
     "api_keys": ApiKeys,
     "conversations": StoredConversations,
+    "data_keys": DataKeys,
     "episodes": base.Episodes,
     "expiry": base.Expiry,
     "histories": base.Histories,
@@ -39,7 +41,7 @@ KINDS: dict[Kind, str] = {
     """,
     "commit": """
         api_keys.add api_keys.revoke api_keys.touch conversations.add_items conversations.create
-        conversations.delete conversations.delete_item conversations.update episodes.clear
+        conversations.delete conversations.delete_item conversations.update data_keys.delete episodes.clear
         episodes.commit_build episodes.commit_segments
         pages.confirm_deleted pages.drop_abandoned repairs.commit responses.delete responses.store
         sessions.create sessions.delete sessions.fork sessions.restore tool_calls.commit
@@ -47,7 +49,7 @@ KINDS: dict[Kind, str] = {
     """,
     "read": """
         api_keys.exist api_keys.get conversations.get conversations.get_item
-        conversations.get_items episodes.get episodes.get_built episodes.get_segments
+        conversations.get_items data_keys.get_key episodes.get episodes.get_built episodes.get_segments
         histories.find idempotency.get pages.count_dead pages.find_live
         pages.find_unknown
         repairs.get_latest responses.get sessions.count sessions.count_by_state sessions.get

@@ -35,7 +35,7 @@ def idle(candidates: list[Candidate]) -> list[Candidate]:
 
 def bound(candidates: list[Candidate]) -> float:
     """The most turns of a worker that takes a session, where all have as many slots."""
-    return 1.25 * sum(each.turns for each in candidates) / len(candidates) + 2
+    return 1.25 * sum(each.turns for each in candidates) / len(candidates)
 
 
 def shares(candidates: list[Candidate]) -> dict[str, float]:
@@ -78,7 +78,7 @@ def test_workers_unlike_each_other_are_chosen_within_what_their_slots_are_of_all
     chosen = next(each for each in candidates if each.name == choose(key, candidates))
     slots = sum(max(each.slots, 1) for each in candidates)
     share = max(chosen.slots, 1) / slots * sum(each.turns for each in candidates)
-    assert chosen.turns <= 1.25 * share + 2 + 1e-9
+    assert chosen.turns <= 1.25 * share + 1e-9
 
 
 @given(st.text(), equal_workers())
@@ -102,7 +102,7 @@ def test_no_turn_waits_for_a_slot_while_another_worker_within_its_share_has_one(
     slots = sum(max(each.slots, 1) for each in candidates)
     for each in candidates:
         if chosen.turns >= chosen.slots and each.turns < each.slots:
-            assert each.turns > 1.25 * turns * each.slots / slots + 2 - 1e-9
+            assert each.turns > 1.25 * turns * each.slots / slots - 1e-9
 
 
 @given(st.text(), any_workers(), st.data())
@@ -133,10 +133,10 @@ def test_turns_of_one_key_spread_over_as_many_workers_as_they_need(
         chosen = choose(key, known)
         assert chosen is not None
         running[chosen] += 1
-    assert max(running.values()) <= 1.25 * turns / count + 3
+    assert max(running.values()) <= 1.25 * turns / count + 1
     home = choose(key, [Candidate(name, 4) for name in running])
     assert home is not None
-    assert running[home] >= min(turns, 3), "few turns stay together"
+    assert running[home] >= 1, "the first one goes home"
 
 
 def test_without_workers_none_is_chosen() -> None:

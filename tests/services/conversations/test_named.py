@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvrecall.domain.errors import (
+    DataKeyDeleted,
     IdempotencyConflict,
     LimitExceeded,
     QuotaExceeded,
@@ -114,6 +115,21 @@ async def test_another_tenants_conversation_is_unknown(named) -> None:
         await named.get_item(id, "ann", "msg_7")
     assert await named.get_items(id, "ann", None, 9, False) == ITEMS
     await named.delete(id, "ann")
+
+
+async def test_a_conversation_that_nobody_can_read_is_deleted_all_the_same(
+    named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = (await named.create("ann", {}, [])).id
+
+    async def refuse(conversation_id: str, tenant: str) -> None:
+        raise DataKeyDeleted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(named._store, "get", refuse)
+        await named.delete(id, "ann")
+    with pytest.raises(UnknownConversation):
+        await named.get(id, "ann")
 
 
 async def test_requests_of_one_key_make_one_conversation(named) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvrecall.domain.errors import QuotaExceeded, UnknownSession
+from kvrecall.domain.errors import DataKeyDeleted, QuotaExceeded, UnknownSession
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.sessions.request import CreateSession
@@ -125,3 +125,21 @@ async def test_a_session_of_a_stored_response_lasts_as_long_and_makes_no_room(
     assert await retention.make_room("", "")
     assert [await exists(harness, each) for each in (passing, stored)] == [False, True]
     assert not await retention.make_room("", "")
+
+
+async def test_a_session_that_nobody_can_read_is_deleted_all_the_same(
+    harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await harness.session()
+
+    async def refuse(session_id: str, tenant: str | None = None) -> Session:
+        raise DataKeyDeleted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(harness.catalog.sessions, "get", refuse)
+        with pytest.raises(DataKeyDeleted):
+            await harness.service.get(session)
+        context = ServiceContext.create(harness.catalog, harness.worker, harness.settings)
+        background = BackgroundTasks(context)
+        await SessionDeleter(context, background, harness.build_collector()).delete(session)
+    assert not await exists(harness, session)

@@ -51,14 +51,16 @@ class StoredSessions:
         self.states = states
         self._page_tokens = rows.layout.page_tokens
 
-    def open(self, session: str, pages: Sequence[PageId], snapshots: Sequence[int]) -> None:
+    def open(
+        self, session: str, pages: Sequence[PageId], snapshots: Sequence[int], key: bytes = b""
+    ) -> None:
         """Open a session with exactly these pages, and its states. Raises as `RowStore.open`.
 
-        snapshots: rows before each state, ascending.
+        snapshots: rows before each state, ascending. key: as of `RowStore.open`.
         """
-        self.rows.open(session, pages)
+        self.rows.open(session, pages, key)
         if self.states is not None:
-            self.states.open(session, [self._name_state(pages, at) for at in snapshots])
+            self.states.open(session, [self._name_state(pages, at) for at in snapshots], key)
 
     def find_prefix(self, pages: Sequence[PageId]) -> int:
         """Count the first of these pages that are stored. Raises the lowest tier's error."""

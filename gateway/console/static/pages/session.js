@@ -4,12 +4,13 @@ import { Failure, Figures, Freshness, PageHead, State } from '../components/basi
 import { sessionPath } from '../core/api.js';
 import { count, moment, plural } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
-import { BASE, sessionAddress } from '../core/router.js';
+import { sessionAddress } from '../core/router.js';
 import { html, useState } from '../core/ui.js';
 import { EpisodesPage } from './episodes.js';
 import { ForksPage } from './forks.js';
 import { MemoryPage } from './memory.js';
 import { RepairsPage } from './repairs.js';
+import { SessionActions } from './session-actions.js';
 import { TurnsPage } from './turns.js';
 
 /** Pages by the last part of their address. */
@@ -35,9 +36,7 @@ export function SessionFrame({ id, page, readOnly }) {
     <${PageHead} title=${`${title} of ${id}`} key=${page}>
       ${session && html`<${State} state=${session.state} />`}
       ${session && html`<${Freshness} live=${live} resource=${resource} />`}
-      <div class="actions">
-        ${!readOnly && session && html`<a class="button" href=${`${BASE}/playground?session=${encodeURIComponent(id)}`}>Open in the playground</a>`}
-      </div>
+      ${session && html`<${SessionActions} session=${session} readOnly=${readOnly} />`}
     <//>
     ${gone && html`<div class="problem" role="alert"><p>The session was deleted.</p></div>`}
     <${Failure} error=${error} retry=${reload} />
@@ -72,7 +71,9 @@ export function useSession(id) {
 
 function Facts({ session }) {
   const { forked_from: origin } = session;
+  const metadata = Object.entries(session.metadata).map(([key, value]) => `${key}: ${value}`);
   return html`<${Figures} items=${[
+    metadata.length > 0 && ['Metadata', metadata.join(', ')],
     ['Recall', session.recall ? 'on' : 'off', `method ${session.research.method}`],
     ['Length', count(session.length), 'tokens'],
     ['Turns', count(session.turns)],

@@ -99,5 +99,6 @@ function Costs({ turn }) {
       parts=${phases.map(([name, value]) => ({ name, value, color: color(name) }))} />
     <ul class="legend">${phases.map(([name, value]) => html`<li key=${name}>
       <span class="swatch" style=${{ background: color(name) }}></span>${words(name)} ${seconds(value)}</li>`)}</ul>`}
-    <p class="note">${facts.join(' · ')}</p>`;
+    <p class="note">${facts.join(' · ')}</p>
+    ${turn.request_id && html`<p class="note">request <code>${turn.request_id}</code>${turn.trace_id && html` · trace <code>${turn.trace_id}</code>`}</p>`}`;
 }

@@ -157,6 +157,11 @@ class Keys:
         return f"{self.namespace}:secret"
 
     @property
+    def data_keys(self) -> str:
+        """Key of the data keys of all tenants, each wrapped by a key of the operator's."""
+        return f"{self.namespace}:data-keys"
+
+    @property
     def version(self) -> str:
         """Key of the schema version."""
         return f"{self.namespace}:version"

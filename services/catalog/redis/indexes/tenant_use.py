@@ -10,18 +10,18 @@ a minute is left alone: its write may be under way. Commits that grow a session 
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kvrecall.domain.errors import CatalogError, ServiceError
+from services.catalog.encryption.owners import Owners
 from services.catalog.quota import UNLIMITED, Countable, TenantLimits, TenantUse, build_refusal
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts
 from services.catalog.redis.connection.client import CatalogRedis
-from services.catalog.redis.connection.keys import META, Keys
+from services.catalog.redis.connection.keys import Keys
 from services.catalog.redis.connection.shared import Argument, Command
 from services.catalog.redis.slot.commits import RedisCommit
 from services.catalog.redis.slot.slot import Applied, SessionSlots, was_refused
@@ -30,7 +30,6 @@ from services.catalog.redis.slot.slot import Applied, SessionSlots, was_refused
 _UNDER_WAY_SECONDS = 60
 _ENTRIES_COMPARED = 4
 _ANY = "*"
-_TENANTS_KNOWN = 10_000
 _TOKENS, _BYTES = "", "#"
 # Kinds of entries of bytes; a session's is named by its id.
 CONVERSATION, RESPONSE = "conversation ", "response "
@@ -166,11 +165,11 @@ def _pair(reply: Sequence[Any]) -> Sequence[tuple[bytes, Any]]:
 class SessionGrowth:
     """Applies commits that store more of a session. Raises as `SessionSlots.apply`, QuotaExceeded."""
 
-    def __init__(self, slots: SessionSlots, use: RedisTenantUse) -> None:
+    def __init__(self, slots: SessionSlots, use: RedisTenantUse, owners: Owners) -> None:
+        """`owners`: the tenants of sessions."""
         self._slots = slots
         self._use = use
-        # By session, of those used last: a session's tenant never changes.
-        self._tenants: OrderedDict[str, str] = OrderedDict()
+        self._owners = owners
 
     async def apply(
         self,
@@ -188,7 +187,8 @@ class SessionGrowth:
         `tenant` is that of a session that does not exist yet.
         """
         if tenant is None:
-            tenant = await self._find_tenant(session_id)
+            # Of an unknown one the commit says that there is no such session.
+            tenant = await self._owners.find(session_id) or ""
         growth = Growth(session_id, commit.count_bytes(), tokens)
         await self._use.reserve(tenant, growth, limits)
         try:
@@ -199,15 +199,3 @@ class SessionGrowth:
             raise
         await self._use.settle(tenant, growth, applied.grown)
         return applied
-
-    async def _find_tenant(self, session_id: str) -> str:
-        known = self._tenants.pop(session_id, None)
-        if known is None:
-            _, found = await self._slots.read(session_id, ("HGET", META, "tenant"))
-            if found is None:  # the commit says that there is no such session
-                return ""
-            known = found.decode()
-        self._tenants[session_id] = known
-        if len(self._tenants) > _TENANTS_KNOWN:
-            self._tenants.popitem(last=False)
-        return known

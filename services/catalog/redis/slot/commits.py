@@ -9,6 +9,7 @@ from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import PendingCall
+from services.catalog.encryption.cipher import Cipher
 from services.catalog.records import (
     REPAIRS_RETAINED,
     BuildCommit,
@@ -99,81 +100,93 @@ class RedisCommit:
         return self
 
 
-def build_create(session: Session, worker_state: bytes, page_ids: bytes = b"") -> RedisCommit:
+def build_create(
+    session: Session, worker_state: bytes, cipher: Cipher, page_ids: bytes = b""
+) -> RedisCommit:
     """Build the commit of a new session."""
-    return RedisCommit().put(META, mapping.to_session_fields(session, worker_state, page_ids))
+    fields = mapping.to_session_fields(session, worker_state, page_ids, cipher)
+    return RedisCommit().put(META, fields)
 
 
-def build_turn(turn_commit: TurnCommit, at: float) -> RedisCommit:
+def build_turn(turn_commit: TurnCommit, at: float, cipher: Cipher) -> RedisCommit:
     """Build the commit, at time `at`, of all that a turn changes of its session."""
     turn = turn_commit.turn
     commit = RedisCommit(at).expect_turns(turn.number - 1)
-    entry, tokens = mapping.to_turn_entries(turn)
+    entry, tokens = mapping.to_turn_entries(turn, cipher)
     commit.push(TURNS, [entry]).push(TOKENS, [tokens])
-    commit.put(META, _to_turn_fields(turn_commit, commit.at))
+    commit.put(META, _to_turn_fields(turn_commit, commit.at, cipher))
     commit.put(EPISODE_SET, {"active": turn_commit.active})
     if turn_commit.kept is not None:
-        commit.put(STATES, {str(turn.number): turn_commit.kept.packed})
+        packed = turn_commit.kept.packed
+        kept = mapping.seal_kept(turn.session, turn.number, packed, cipher)
+        commit.put(STATES, {str(turn.number): kept})
         if (dropped := turn_commit.kept.get_dropped(turn.number)) is not None:
             commit.run("HDEL", STATES, str(dropped))
     if turn_commit.matched:
         commit.run("HINCRBY", EPISODES, f"matched:{turn_commit.matched}", 1)
-    _put_calls(commit, turn_commit)
+    _put_calls(commit, turn_commit, cipher)
     if turn.outcome.own_repair is not None:
-        _add_repair(commit, turn.number, turn.outcome.own_repair, turn_commit.repaired)
+        _add_repair(commit, turn.number, turn.outcome.own_repair, turn_commit.repaired, cipher)
     return commit
 
 
-def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> RedisCommit:
+def build_repair(
+    session_id: str, repair_commit: RepairCommit, turns: int, open_calls: int, cipher: Cipher
+) -> RedisCommit:
     """Build the commit of a repair after that many turns, with so many calls open."""
     commit = RedisCommit().expect_turns(turns)
-    _mark_done(commit, repair_commit, turns, open_calls)
+    _mark_done(commit, repair_commit, turns, open_calls, cipher)
     if repair_commit.worker_state is not None:
-        commit.put(META, {"state": repair_commit.worker_state})
+        state = mapping.seal_state(session_id, repair_commit.worker_state, cipher)
+        commit.put(META, {"state": state})
     if repair_commit.memory is not None:
         commit.put(META, _to_memory_fields(repair_commit.memory))
     if repair_commit.report is not None:
-        _add_repair(commit, turns + 1, repair_commit.report, repair_commit.details)
+        _add_repair(commit, turns + 1, repair_commit.report, repair_commit.details, cipher)
         commit.run("HINCRBY", META, "recent", 1)
     return commit
 
 
-def build_settled(settle_commit: SettleCommit) -> RedisCommit:
+def build_settled(session_id: str, settle_commit: SettleCommit, cipher: Cipher) -> RedisCommit:
     """Build the commit of rows that were settled between turns."""
-    states = {"state": settle_commit.worker_state, "page_ids": settle_commit.page_ids}
+    state = mapping.seal_state(session_id, settle_commit.worker_state, cipher)
+    states = {"state": state, "page_ids": settle_commit.page_ids}
     return RedisCommit().put(META, states).put(META, _to_memory_fields(settle_commit.memory))
 
 
 def build_call_report(
-    call: PendingCall, at: float, piece: tuple[int, str] | None = None
+    call: PendingCall, at: float, cipher: Cipher, piece: tuple[int, str] | None = None
 ) -> RedisCommit:
     """Build the commit, at time `at`, of a client's report on a call."""
     commit = RedisCommit(at)
-    commit.put(CALLS, mapping.to_reported_fields(call.stamped(at)))
+    commit.put(CALLS, mapping.to_reported_fields(call.stamped(at), cipher))
     if piece is not None:
-        commit.put(CALLS, mapping.to_piece_fields((call.turn, call.position), dict([piece])))
+        position = (call.turn, call.position)
+        commit.put(CALLS, mapping.to_piece_fields(position, dict([piece]), cipher))
     return commit
 
 
-def build_segments(segments_commit: SegmentsCommit) -> RedisCommit:
+def build_segments(segments_commit: SegmentsCommit, cipher: Cipher) -> RedisCommit:
     """Build the commit of new segments; centroid and size of their episodes change too."""
     commit = RedisCommit()
     segments = segments_commit.segments
     for segment in segments:
         commit.expect("", "HGET", SEGMENTS, str(segment.number))
-    commit.put(SEGMENTS, {str(each.number): mapping.to_segment_entry(each) for each in segments})
+    entries = {str(each.number): mapping.to_segment_entry(each, cipher) for each in segments}
+    commit.put(SEGMENTS, entries)
     commit.put(LABELS, {str(each.number): each.label for each in segments})
     for episode in segments_commit.episode_set.episodes:
-        commit.put(EPISODES, mapping.to_grown_episode_fields(episode))
+        commit.put(EPISODES, mapping.to_grown_episode_fields(episode, cipher))
     return commit.put(EPISODE_SET, mapping.to_set_fields(segments_commit.episode_set))
 
 
-def build_episodes(build_commit: BuildCommit) -> RedisCommit:
+def build_episodes(build_commit: BuildCommit, cipher: Cipher) -> RedisCommit:
     """Build the commit that replaces all episodes."""
     commit = RedisCommit().run("DEL", EPISODES).run("DEL", BUILT)
     episodes = build_commit.episode_set.episodes
     for episode, built in zip(episodes, build_commit.built, strict=True):
-        commit.put(EPISODES, mapping.to_episode_fields(episode)).put(BUILT, {episode.id: built})
+        commit.put(EPISODES, mapping.to_episode_fields(episode, cipher))
+        commit.put(BUILT, mapping.to_built_fields(episode, built, cipher))
     labels = {str(number): label for number, label in enumerate(build_commit.labels)}
     commit.put(LABELS, labels).put(EPISODE_SET, {"ids": mapping.encode_ids(episodes)})
     return commit.put(EPISODE_SET, mapping.to_set_fields(build_commit.episode_set))
@@ -198,43 +211,44 @@ def build_take_over(worker: str) -> RedisCommit:
     )
 
 
-def _to_turn_fields(turn_commit: TurnCommit, at: float) -> dict[str, Argument]:
+def _to_turn_fields(turn_commit: TurnCommit, at: float, cipher: Cipher) -> dict[str, Argument]:
     outcome = turn_commit.turn.outcome
+    state = mapping.seal_state(turn_commit.turn.session, turn_commit.worker_state, cipher)
     return _to_memory_fields(outcome.memory) | {
         "turns": turn_commit.turn.number,
         "updated_at": repr(at),
         "output_due": 0 if turn_commit.calls else outcome.output_tokens,
-        "state": turn_commit.worker_state,
+        "state": state,
         "page_ids": turn_commit.page_ids,
         "calls": len(turn_commit.calls),
         "recent": 0,
     }
 
 
-def _put_calls(commit: RedisCommit, turn_commit: TurnCommit) -> None:
+def _put_calls(commit: RedisCommit, turn_commit: TurnCommit, cipher: Cipher) -> None:
     """Put the results that a turn brought for the pause before, and the calls it ended on."""
     number = turn_commit.turn.number
-    results = turn_commit.inline_results
-    commit.put(
-        CALLS, {f"{number - 1}:inline:{call_id}": result for call_id, result in results.items()}
-    )
+    for call_id, result in turn_commit.inline_results.items():
+        name = mapping.to_inline_name(number - 1, call_id)
+        commit.put(CALLS, {name: mapping.seal_of_calls(name, result, cipher)})
     made = [
         PendingCall(number, position, call, last_event_at=commit.at)
         for position, call in enumerate(turn_commit.calls)
     ]
-    commit.put(CALLS, mapping.to_call_fields(made))
+    commit.put(CALLS, mapping.to_call_fields(made, cipher))
 
 
 def _mark_done(
-    commit: RedisCommit, repair_commit: RepairCommit, turns: int, open_calls: int
+    commit: RedisCommit, repair_commit: RepairCommit, turns: int, open_calls: int, cipher: Cipher
 ) -> None:
     repair = repair_commit.repair
     if repair.trigger is RepairTrigger.LAST_OUTPUT:
         commit.put(META, {"output_due": 0})
     elif open_calls:
         at = f"{turns}:{repair.position}"
+        signal = mapping.seal_of_calls(f"{at}:signal", repair.text, cipher)
         done: dict[str, tuple[str, Argument]] = {
-            RepairTrigger.TOOL_CALL: (f"{at}:signal", repair.text),
+            RepairTrigger.TOOL_CALL: (f"{at}:signal", signal),
             RepairTrigger.TOOL_DELTA: (f"{at}:delta", repair.reach),
             RepairTrigger.TOOL_RESULT: (f"{turns}:repaired:{repair.batch}", 1),
         }
@@ -242,10 +256,10 @@ def _mark_done(
 
 
 def _add_repair(
-    commit: RedisCommit, turn: int, report: RepairReport, details: RepairDetails
+    commit: RedisCommit, turn: int, report: RepairReport, details: RepairDetails, cipher: Cipher
 ) -> None:
     record = RepairRecord(0, turn, time.time(), report, details)
-    commit.push(REPAIRS, [mapping.RECORD.dump_json(record)])
+    commit.push(REPAIRS, [mapping.to_repair_entry(record, cipher)])
     commit.run("LTRIM", REPAIRS, -REPAIRS_RETAINED, -1)
     commit.run("HINCRBY", META, "repairs", 1)
 

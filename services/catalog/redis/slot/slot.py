@@ -1,13 +1,22 @@
 """Access to single sessions in Redis: scripts on the keys of one session, which share a slot."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.errors import CatalogError, ServiceError, StaleEpoch, UnknownSession
+from kvrecall.domain.errors import (
+    CatalogError,
+    DataKeyDeleted,
+    ServiceError,
+    StaleEpoch,
+    UnknownSession,
+)
 from kvrecall.domain.sessions.session import Session
+from services.catalog.encryption.cipher import Cipher
+from services.catalog.encryption.ciphers import Ciphers, PlainCiphers
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import mapping, scripts
 from services.catalog.redis.connection.client import CatalogRedis
@@ -30,6 +39,16 @@ class Applied(NamedTuple):
     grown: int
 
 
+class _Parts(NamedTuple):
+    """What a session is decoded from: its cipher, and a reply of READ_SESSION."""
+
+    id: str
+    cipher: Cipher
+    values: Sequence[bytes | None]
+    calls: Sequence[Sequence[bytes | None]]
+    repairs: Sequence[bytes]
+
+
 class ChangedMeanwhile(CatalogError):
     """A condition of a commit did not hold: another process wrote in between."""
 
@@ -39,9 +58,11 @@ class ChangedMeanwhile(CatalogError):
 class SessionSlots:
     """Commits and reads, each on one session. Raises UnknownSession, StaleEpoch, CatalogError."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, tenants: Ciphers | None = None) -> None:
+        """`tenants`: the ciphers of sessions by their tenants; None: they are not encrypted."""
         self._redis = redis
         self._keys = keys
+        self._ciphers = tenants or PlainCiphers()
         self._decode_known = lru_cache(_DECODED_SESSIONS)(_decode)
 
     async def apply(
@@ -71,10 +92,29 @@ class SessionSlots:
             return Applied(int(current), tenant, int(grown))
         raise _build_refusal(session_id, epoch, outcome.decode(), details)
 
-    async def get_each(
-        self, session_ids: list[str], tenants: Sequence[str | None] | None = None
-    ) -> list[Session | None]:
+    async def get(self, session_id: str, tenant: str | None = None) -> Session:
+        """Return a session as last committed, if it is the tenant's. Raises DataKeyDeleted, too."""
+        (parts,) = await self._read_each([session_id], [tenant])
+        if parts is None:
+            raise UnknownSession(session_id)
+        return self._decode(parts)
+
+    async def get_each(self, session_ids: list[str]) -> list[Session | None]:
         """Return sessions, each as last committed; None in place of one that does not exist.
+
+        None as well for one that nobody can read, as its tenant's data key was deleted.
+        """
+        sessions: list[Session | None] = [None] * len(session_ids)
+        for index, parts in enumerate(await self._read_each(session_ids, None)):
+            if parts is not None:
+                with suppress(DataKeyDeleted):
+                    sessions[index] = self._decode(parts)
+        return sessions
+
+    async def _read_each(
+        self, session_ids: list[str], tenants: Sequence[str | None] | None
+    ) -> list[_Parts | None]:
+        """Read what sessions are decoded from, None in place of one that does not exist.
 
         With `tenants`, None as well for a session of another tenant than the one given for it.
 
@@ -84,35 +124,38 @@ class SessionSlots:
         names = [self._keys.get_meta(session_id) for session_id in session_ids]
         fields = (*mapping.HEAD_FIELDS, *mapping.SESSION_FIELDS)
         replies = await self._redis.read_each([(name, ("HMGET", name, *fields)) for name in names])
-        sessions: list[Session | None] = [None] * len(session_ids)
-        scripted = []
-        for index, (calls, recent, tenant, *values) in enumerate(replies):
-            if calls is None or (tenants and not _is_of(tenant, tenants[index])):
-                continue
-            if int(calls) or int(recent):
-                scripted.append(index)
-            else:
-                sessions[index] = self._decode(session_ids[index], tuple(values))
-        found = await self._get_scripted([session_ids[index] for index in scripted])
-        for index in scripted:
-            sessions[index] = found[session_ids[index]]
-        return sessions
+        shown = {
+            index: reply
+            for index, reply in enumerate(replies)
+            if reply[0] is not None and not (tenants and not _is_of(reply[2], tenants[index]))
+        }
+        owners = {reply[2] for reply in shown.values()}
+        ciphers = {owner: await self._ciphers.to_read(owner.decode()) for owner in owners}
+        spread = [session_ids[index] for index, reply in shown.items() if _is_spread(reply)]
+        scripted = await self._read_scripted(spread)
+        parts: list[_Parts | None] = [None] * len(session_ids)
+        for index, (_, _, owner, *values) in shown.items():
+            id = session_ids[index]
+            found = scripted[id] if id in scripted else (tuple(values), (), ())
+            parts[index] = None if found is None else _Parts(id, ciphers[owner], *found)
+        return parts
 
-    def _decode(self, session_id: str, values: tuple[bytes | None, ...]) -> Session:
-        """Decode a session; a small one that has not changed since its last read is still known."""
-        is_small = sum(map(len, filter(None, values))) <= _DECODED_BYTES
-        return (self._decode_known if is_small else _decode)(session_id, values)
-
-    async def _get_scripted(self, session_ids: list[str]) -> dict[str, Session | None]:
+    async def _read_scripted(self, session_ids: list[str]) -> dict[str, Any]:
         commands = [
             self.build_call(scripts.READ_SESSION, session_id, *mapping.SESSION_FIELDS)
             for session_id in session_ids
         ]
         replies = await self._redis.read_each(commands)
-        return {
-            session_id: None if reply is None else mapping.from_session_parts(session_id, *reply)
-            for session_id, reply in zip(session_ids, replies, strict=True)
-        }
+        return dict(zip(session_ids, replies, strict=True))
+
+    def _decode(self, parts: _Parts) -> Session:
+        """Decode a session; a small one that has not changed since its last read is still known."""
+        is_whole = not parts.calls and not parts.repairs
+        if is_whole and sum(map(len, filter(None, parts.values))) <= _DECODED_BYTES:
+            return self._decode_known(parts.id, tuple(parts.values), parts.cipher)
+        return mapping.from_session_parts(
+            parts.id, parts.values, parts.calls, parts.repairs, parts.cipher
+        )
 
     async def exist(self, session_ids: list[str]) -> list[bool]:
         """Return for each session whether it exists."""
@@ -142,9 +185,15 @@ class SessionSlots:
         return names[META], ("EVAL", script, len(names), *names, *words)
 
 
-def _decode(session_id: str, values: tuple[bytes | None, ...]) -> Session:
+def _decode(session_id: str, values: tuple[bytes | None, ...], cipher: Cipher) -> Session:
     """Decode a session without open calls and repairs."""
-    return mapping.from_session_parts(session_id, values, (), ())
+    return mapping.from_session_parts(session_id, values, (), (), cipher)
+
+
+def _is_spread(reply: Sequence[bytes]) -> bool:
+    """Return whether a session has open calls, or repairs since its last turn."""
+    calls, recent, *_ = reply
+    return bool(int(calls) or int(recent))
 
 
 def _is_of(owner: bytes, tenant: str | None) -> bool:

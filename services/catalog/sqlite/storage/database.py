@@ -10,6 +10,7 @@ from typing import TypeVar, TypeVarTuple
 
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
+from services.catalog.encryption.keyring import Keyring
 from services.catalog.sqlite.storage.disk_reserve import DiskReserve, build_full, is_full
 from services.catalog.sqlite.storage.file import FileIdentity, FileLock
 from services.catalog.sqlite.storage.queries import fence
@@ -111,6 +112,17 @@ class Database:
 
         return await self.write(run, session_id)
 
+    async def forget_old_pages(self) -> None:
+        """Empty the write-ahead log, which has pages as they were. Raises CatalogError."""
+        self._check_open()
+        try:
+            await _run_on(self._thread, self._empty_log)
+        except sqlite3.Error as error:
+            raise CatalogError(f"the catalog's log could not be emptied: {error}") from error
+
+    def _empty_log(self) -> None:
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def _run_query(self, query: Query[T]) -> T:
         self.identity.require()
         return query(self._connection)
@@ -144,8 +156,12 @@ class Database:
             raise CatalogError("the catalog is closed")
 
 
-async def open_database(path: Path, reserve_bytes: int = 0) -> Database:
+async def open_database(
+    path: Path, reserve_bytes: int = 0, keyring: Keyring | None = None
+) -> Database:
     """Open or create the catalog's file, with a reserve of the disk for deletions.
+
+    The secret of a new one is wrapped, if there is a `keyring`.
 
     Raises CatalogVersion for a version that cannot be read, CatalogError when another process uses
     the file, or it cannot be opened or is no catalog.
@@ -155,7 +171,7 @@ async def open_database(path: Path, reserve_bytes: int = 0) -> Database:
     try:
         file_lock = await _run_on(thread, _lock, path)
         reserve = DiskReserve(path, reserve_bytes)
-        connection, identity = await _run_on(thread, _open_with, path, reserve)
+        connection, identity = await _run_on(thread, _open_with, path, reserve, keyring)
     except BaseException as error:
         thread.shutdown()
         if file_lock is not None:
@@ -190,23 +206,25 @@ async def _run_on(
     return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
 
 
-def _open_with(path: Path, reserve: DiskReserve) -> tuple[sqlite3.Connection, FileIdentity]:
+def _open_with(
+    path: Path, reserve: DiskReserve, keyring: Keyring | None
+) -> tuple[sqlite3.Connection, FileIdentity]:
     """Open the file; where the disk has no room for that, give up the reserve first."""
     try:
-        opened = _open(path)
+        opened = _open(path, keyring)
     except sqlite3.Error:  # without room for its index, the log cannot be opened
         if not reserve.release():
             raise
-        return _open(path)
+        return _open(path, keyring)
     reserve.fill()
     return opened
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, FileIdentity]:
+def _open(path: Path, keyring: Keyring | None) -> tuple[sqlite3.Connection, FileIdentity]:
     """Open the file; one that is empty is given its tables."""
     connection = _connect(path)
     try:
-        create_or_check(connection, path)
+        create_or_check(connection, path, keyring)
         return connection, FileIdentity(connection, path)
     except BaseException:
         connection.close()

@@ -36,7 +36,7 @@ class FileLock:
 
 
 class FileIdentity:
-    """Which file a catalog's path named when it was opened, and the id and the secret in it."""
+    """Which file a catalog's path named when it was opened, and the id and the secret in it, as it is stored."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         """Note the file that `connection` has just opened. Raises OSError, sqlite3.Error."""

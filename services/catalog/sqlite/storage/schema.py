@@ -1,12 +1,17 @@
 """The schema of the SQLite catalog's file: its version, its creation and the refusal of others."""
 
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from uuid import uuid4
 
 from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.page_ids import KEY_BYTES
+from services.catalog.encryption.keyring import Keyring
+from services.catalog.encryption.opening import to_stored_secret
 from services.catalog.sqlite.storage.queries import fetch_value
 from services.catalog.versions import build_catalog_version
 
@@ -14,25 +19,33 @@ from services.catalog.versions import build_catalog_version
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes and reads.
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
     "PRAGMA foreign_keys=ON",
+    # What is deleted is overwritten where that costs no writing, a tenant's data key for example.
+    "PRAGMA secure_delete=FAST",
 )
 
 
-def create_or_check(connection: sqlite3.Connection, path: Path) -> None:
+def create_or_check(
+    connection: sqlite3.Connection, path: Path, keyring: Keyring | None = None
+) -> None:
     """Create the tables of an empty file, in one transaction; a file of another version is refused.
 
-    The caller holds the file's lock. Raises CatalogVersion for another version, CatalogError for
-    another program's database.
+    A new catalog's secret is wrapped, if there is a keyring. The caller holds the file's lock. Raises
+    CatalogVersion for another version, CatalogError for another program's database.
     """
     connection.execute("BEGIN IMMEDIATE")
     if not is_catalog(connection, path):
         for statement in load_schema():
             connection.execute(statement)
+        secret = to_stored_secret(keyring, secrets.token_bytes(KEY_BYTES))
+        connection.execute(
+            "INSERT INTO catalog_id (id, secret) VALUES (?, ?)", (uuid4().hex, secret)
+        )
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")

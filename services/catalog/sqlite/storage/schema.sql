@@ -1,18 +1,25 @@
 -- The schema of the SQLite catalog. A change here needs another SCHEMA_VERSION in schema.py, and after
 -- the first release a migration in services/catalog/migrations/.
 
+-- Columns of type ANY have texts, or bytes where they are encrypted (services/catalog/encryption/cipher.py).
+
 -- One row: an id that no other catalog has. Workers' pages belong to the catalog of one id, and their
--- ids follow from its secret.
+-- ids follow from its secret, which may be wrapped by a key of the operator's.
 CREATE TABLE catalog_id (
     id TEXT NOT NULL,
     secret BLOB NOT NULL
 ) STRICT;
-INSERT INTO catalog_id (id, secret) VALUES (lower(hex(randomblob(16))), randomblob(32));
+
+-- The data keys of tenants, each wrapped by a key of the operator's.
+CREATE TABLE data_keys (
+    tenant TEXT PRIMARY KEY,
+    wrapped BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
     epoch INTEGER NOT NULL,
-    settings TEXT NOT NULL,
+    settings ANY NOT NULL,
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL,
     turns INTEGER NOT NULL,
@@ -89,9 +96,9 @@ CREATE TABLE turn_states (
 CREATE TABLE turns (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     number INTEGER NOT NULL,
-    messages TEXT NOT NULL,
+    messages ANY NOT NULL,
     token_ids BLOB NOT NULL,
-    outcome TEXT NOT NULL,
+    outcome ANY NOT NULL,
     utterance_tokens BLOB NOT NULL,
     PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
@@ -103,16 +110,16 @@ CREATE TABLE tool_calls (
     turn INTEGER NOT NULL,
     position INTEGER NOT NULL,
     id TEXT NOT NULL,
-    name TEXT NOT NULL,
-    arguments TEXT NOT NULL,
+    name ANY NOT NULL,
+    arguments ANY NOT NULL,
     status TEXT NOT NULL,
-    result TEXT,
+    result ANY,
     started INTEGER NOT NULL,
-    running TEXT NOT NULL,
+    running ANY NOT NULL,
     output TEXT NOT NULL,
     last_event_at REAL NOT NULL,
     batch INTEGER NOT NULL,
-    call_signal TEXT NOT NULL,
+    call_signal ANY NOT NULL,
     delta_due INTEGER NOT NULL,
     delta_repaired INTEGER NOT NULL,
     result_repaired INTEGER NOT NULL,
@@ -128,7 +135,7 @@ CREATE TABLE tool_output (
     turn INTEGER NOT NULL,
     position INTEGER NOT NULL,
     piece INTEGER NOT NULL,
-    text TEXT NOT NULL,
+    text ANY NOT NULL,
     PRIMARY KEY (session, turn, position, piece)
 ) STRICT, WITHOUT ROWID;
 
@@ -138,7 +145,7 @@ CREATE TABLE repairs (
     turn INTEGER NOT NULL,
     at REAL NOT NULL,
     report TEXT NOT NULL,
-    signal TEXT NOT NULL,
+    signal ANY NOT NULL,
     positions BLOB NOT NULL,
     PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
@@ -172,7 +179,7 @@ CREATE TABLE episodes (
     centroid BLOB NOT NULL,
     segments INTEGER NOT NULL,
     tokens INTEGER NOT NULL,
-    medoid TEXT NOT NULL,
+    medoid ANY NOT NULL,
     matched INTEGER NOT NULL,
     PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
@@ -199,10 +206,10 @@ CREATE TABLE responses (
     tenant TEXT NOT NULL,
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     turn INTEGER NOT NULL,
-    opening TEXT NOT NULL,
-    history TEXT NOT NULL,
+    opening ANY NOT NULL,
+    history ANY NOT NULL,
     hidden INTEGER NOT NULL,
-    body TEXT NOT NULL,
+    body ANY NOT NULL,
     expires_at REAL NOT NULL
 ) STRICT;
 CREATE INDEX responses_by_session ON responses (session);
@@ -213,7 +220,7 @@ CREATE TABLE conversations (
     id TEXT PRIMARY KEY,
     tenant TEXT NOT NULL,
     created_at INTEGER NOT NULL,
-    metadata TEXT NOT NULL,
+    metadata ANY NOT NULL,
     bytes INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX conversations_by_tenant ON conversations (tenant);
@@ -223,7 +230,7 @@ CREATE TABLE conversation_items (
     conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
     position INTEGER NOT NULL,
     id TEXT NOT NULL,
-    body TEXT NOT NULL,
+    body ANY NOT NULL,
     PRIMARY KEY (conversation, position),
     UNIQUE (conversation, id)
 ) STRICT;

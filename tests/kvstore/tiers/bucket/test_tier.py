@@ -39,7 +39,7 @@ def test_names_have_folder_version_and_layout(
     tier.put([make_page(0)])
     [name] = bucket_server.list_objects(bucket)
     folder, version, layout, page = name.split("/")
-    assert (folder, version, len(layout), page) == ("kvrecall", "2", 24, make_id(0).hex())
+    assert (folder, version, len(layout), page) == ("kvrecall", "3", 24, make_id(0).hex())
 
 
 def test_other_objects_of_the_folder_are_left_alone(

@@ -281,7 +281,7 @@ def test_a_deletion_that_became_unreadable_gives_back_the_same_page(
     again.close()
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 4])
 @pytest.mark.parametrize("number", [0, 2, 5])
 def test_a_directory_of_another_format_version_is_refused_and_not_changed(
     open_tier: Callable[[], NvmeTier],

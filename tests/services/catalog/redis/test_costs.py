@@ -12,7 +12,8 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.page_ids import join_ids
 from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.settings import session as session_settings
-from services.catalog.records import ForkCommit, TurnCommit
+from services.catalog.encryption.keyring import Keyring
+from services.catalog.records import ForkCommit, IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
 from tests.services.catalog.page_chains import name_chain
 
@@ -101,6 +102,32 @@ async def test_a_turn_that_fills_no_page_writes_nothing_to_the_tree(
     assert "hdel" in first
     assert "hexists" in first
     assert "hexists" not in second
+
+
+async def test_encryption_adds_no_command_to_a_turn_and_its_reads(
+    open_catalog: Open,
+    redis_url: str,
+    keyring: Keyring,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+) -> None:
+    costs = []
+    for keys in (None, keyring):
+        catalog = await open_catalog(redis_url, keyring=keys)
+        await catalog.sessions.create(make_session("s"), b"", None)
+        await catalog.turns.commit(make_turn("s", 1), 1, None)
+
+        async def take_turn(catalog: RedisCatalog = catalog) -> None:
+            await catalog.sessions.get("s", "")
+            await catalog.sessions.get_worker_state("s")
+            key = IdempotencyKey("turn", "k", "f", "s")
+            await catalog.turns.commit(make_turn("s", 2), 1, IdempotencyRecord(key, "{}"))
+            await catalog.turns.get_after("s", 0, 9)
+            await catalog.idempotency.get(key)
+
+        costs.append(await count_calls(take_turn()))
+    assert costs[0] == costs[1]
 
 
 async def test_a_quota_is_read_without_reading_the_tenant_s_sessions(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvrecall.domain.page_ids import ID_BYTES, PageId
 from kvstore.errors import MissingPageError
+from kvstore.format.encryption import KEY_BYTES
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.bucket.address import BucketAddress
@@ -46,9 +47,9 @@ def name_pages(name: str, pages: int) -> list[PageId]:
     return [f"{name} {number}".encode().ljust(ID_BYTES) for number in range(pages)]
 
 
-def write(sessions: StoredSessions, name: str, pages: int) -> list[int]:
+def write(sessions: StoredSessions, name: str, pages: int, key: bytes = b"") -> list[int]:
     """Write a session with a state after each page; returns their positions."""
-    sessions.open(name, [], [])
+    sessions.open(name, [], [], key)
     for number, page in enumerate(name_pages(name, pages), 1):
         sessions.rows.append(name, torch.randn(LAYOUT.rows_shape(PAGE)), [page])
         sessions.append_state(name, page, state(number))
@@ -60,6 +61,22 @@ def read(sessions: StoredSessions, name: str, length: int, positions: list[int])
     found = sessions.read_state(name, length, positions, BYTES)
     assert found.shape == (BYTES,)
     return int(found[0])
+
+
+def test_rows_and_states_of_a_session_with_a_key_are_encrypted(tmp_path: Path) -> None:
+    key = bytes(range(KEY_BYTES))
+    first = open_sessions(tmp_path)
+    positions = write(first, "a", 2, key)
+    first.close()
+    for name in ("rows", "states"):
+        files = NvmeTier(tmp_path / name)
+        headers = list(files.stored())
+        files.close()
+        assert [header.is_encrypted for header in headers] == [True, True]
+    again = open_sessions(tmp_path)
+    again.open("a", name_pages("a", 2), positions, key)
+    assert read(again, "a", 2 * PAGE, positions) == 2
+    again.close()
 
 
 def test_the_state_after_the_sessions_rows_is_read_again(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from kvrecall_server.app.errors import CliError
 from kvrecall_server.app.settings import Settings
+from kvrecall_server.cli.access.tenants import require_tenant_name
 from kvrecall_server.cli.options import Data, build_settings
-from kvrecall_server.cli.tenants import require_tenant_name
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope
 from services.access.settings import REVOCATION_SECONDS

@@ -1,0 +1,1 @@
+"""Placement of sessions on workers, simulated on a recorded trace."""
