@@ -15,11 +15,10 @@ spreads over as many workers as it needs.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import ceil, log
+from math import log
 
-# A worker takes a session while its turns are at most so many times its share of all turns, rounded up: without
-# that a second turn would leave its family's worker in an idle cluster. With more turns to spare, as it once had, each
-# gateway let as many more wait in a family's worker while others were idle.
+# A worker takes a session while its turns are at most so many times its share of all turns. With turns to
+# spare beside that, as it once had, each gateway let as many more wait in a family's worker while others were idle.
 _SHARE_FACTOR = 1.25
 
 
@@ -40,7 +39,8 @@ class Candidate:
 def choose(key: str, candidates: Iterable[Candidate]) -> str | None:
     """Choose the name of the key's worker; None if there is no candidate.
 
-    With equal slots the chosen one has at most 1.25 times the mean of the turns, rounded up.
+    With equal slots the chosen one has at most 1.25 times the mean of the turns, or one where there are fewer
+    turns than workers.
     """
     best = max(
         find_takers(candidates),
@@ -55,9 +55,13 @@ def find_takers(candidates: Iterable[Candidate]) -> list[Candidate]:
     known = list(candidates)
     turns = sum(each.turns for each in known)
     slots = sum(each.weight for each in known)
+    # Where there are fewer turns than workers, one is no load: a second turn stays with its family.
+    least = 1 if turns < len(known) else 0
     # One always is: not all can have more than their shares.
     within = [
-        each for each in known if each.turns <= ceil(_SHARE_FACTOR * turns * each.weight / slots)
+        each
+        for each in known
+        if each.turns <= max(_SHARE_FACTOR * turns * each.weight / slots, least)
     ]
     return [each for each in within if each.turns < each.slots] or within
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from contextlib import ExitStack, aclosing, suppress
-from math import ceil
 
 import pytest
 
@@ -80,16 +79,16 @@ async def test_a_hundred_turns_of_one_family_spread_over_both_workers(cluster: C
         for number in range(100):
             turns.enter_context(cluster.pool.count_turn(f"s_{number}"))
             went[await cluster.open_in_family(f"s_{number}", "family")] += 1
-            assert max(went.values()) <= ceil(1.25 * (number + 1) / 2) + 1
+            assert max(went.values()) <= 1.25 * (number + 1) / 2 + 1
     home = cluster.pool.choose_worker("s", "", (), "family")
-    assert went[home] == max(went.values()) <= ceil(1.25 * 50) + 1
+    assert went[home] == max(went.values()) <= 1.25 * 50 + 1
     assert cluster.pool.choose_worker("t", "", (), "family") == home, "no turn runs any more"
 
 
 async def test_a_sessions_own_turn_is_no_load_that_it_avoids(cluster: Cluster) -> None:
     home = cluster.pool.choose_worker("s", "", (), "family")
     with ExitStack() as turns:
-        for number in range(3):
+        for number in range(2):
             turns.enter_context(cluster.pool.count_turn(f"s_{number}"))
             await cluster.open(f"s_{number}", home)
         assert cluster.pool.choose_worker("s_0", "", (), "family") == home
