@@ -240,7 +240,7 @@ class SessionService:
 
     async def check_tenant(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
-        with suppress(DataKeyDeleted):  # it is the tenant's, which may delete it
+        with suppress(DataKeyDeleted):  # the tenant may still delete it
             await self._catalog.sessions.get(session, tenant)
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:

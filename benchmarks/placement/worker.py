@@ -34,7 +34,6 @@ class Worker:
     files: Blocks
     shared: set[int]
     slots: int
-    running: int = 0
     _free_at: list[float] = field(default_factory=list)
     _model_free_at: float = 0.0
 
@@ -59,12 +58,10 @@ class Worker:
         decoding = turn.output_tokens * self.cost.step_seconds
         end = first + decoding
         heapq.heappush(self._free_at, end)
-        self.running += 1
         return Served(self.name, first - now, end, seconds + decoding / self.slots, found)
 
     def end(self, turn: Turn) -> None:
         """End a turn: its blocks are in memory, in files and in the shared tier."""
-        self.running -= 1
         self.ram.use(turn.written)
         self.files.use(turn.written)
         self.shared.update(turn.written)

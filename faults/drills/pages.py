@@ -77,7 +77,7 @@ def restart_before_commit(stage: Stage) -> None:
         worker.kill()
         worker.start()
         until(lambda: _has_worker(setup), "the worker is back", PATIENCE_SECONDS)
-        time.sleep(SWEEP_SECONDS)  # a sweep begins when it is back, and another one then
+        time.sleep(SWEEP_SECONDS)  # the gateway sweeps it at its return, and again after this time
         commit.touch()
         turn.end(stage)
         contest.say(client, stage.words(4))

@@ -29,7 +29,7 @@ PAUSE_SECONDS = 2.0
 
 @dataclass
 class Talker:
-    """One client, which holds one conversation after the other until it is told to end."""
+    """One client that holds one conversation after another."""
 
     name: str
     balancer: Balancer

@@ -190,8 +190,7 @@ class DataKeyDeleted(ServiceError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this was encrypted under a data key of the tenant that was deleted, so nobody can read "
-            "it any more; begin a new session"
+            "the tenant's data key was deleted, so this can no longer be decrypted; begin a new session"
         )
 
 

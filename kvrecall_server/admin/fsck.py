@@ -16,7 +16,7 @@ MANY = (
     "the catalog may have lost their sessions: restore a backup of it. Nothing deletes them until it "
     "knows them, or KVRECALL_SERVICE__MAX_UNKNOWN_SHARE is 1"
 )
-UNREADABLE = "nobody can read it: delete it"
+UNREADABLE = "cannot be decrypted any more; delete it"
 BAD_SESSION = "restore a backup of the catalog: it is authoritative"
 TRUNCATED = "truncated at the next start; nothing of it was acknowledged"
 

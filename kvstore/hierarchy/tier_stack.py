@@ -243,13 +243,17 @@ class TierStack:
     def _decode(
         self, depth: int, ids: Sequence[PageId], blobs: Sequence[Blob | None]
     ) -> dict[PageId, _Read]:
-        """Decrypt and decode those of a tier's pages that it has. Raises a PageError."""
-        pages = {
-            page_id: self.keys.decrypt(blob)
+        """Decode those of a tier's pages that it has. Raises a PageError."""
+        return {
+            page_id: self._open(depth, blob)
             for page_id, blob in zip(ids, blobs, strict=True)
             if blob is not None
         }
-        return {
-            page_id: _Read(depth, plain, decode_page(self._layout, parse_header(plain), plain))
-            for page_id, plain in pages.items()
-        }
+
+    def _open(self, depth: int, blob: Blob) -> _Read:
+        """Decrypt a page if it is encrypted, and decode it. Raises a PageError."""
+        header = parse_header(blob)
+        if header.is_encrypted:
+            blob = self.keys.decrypt(blob)
+            header = parse_header(blob)
+        return _Read(depth, blob, decode_page(self._layout, header, blob))

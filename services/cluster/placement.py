@@ -39,7 +39,8 @@ class Candidate:
 def choose(key: str, candidates: Iterable[Candidate]) -> str | None:
     """Choose the name of the key's worker; None if there is no candidate.
 
-    With equal slots the chosen one has at most 1.25 times the mean of the turns.
+    With equal slots the chosen one has at most 1.25 times the mean of the turns, or one where there are fewer
+    turns than workers.
     """
     best = max(
         find_takers(candidates),
@@ -54,8 +55,14 @@ def find_takers(candidates: Iterable[Candidate]) -> list[Candidate]:
     known = list(candidates)
     turns = sum(each.turns for each in known)
     slots = sum(each.weight for each in known)
+    # Where there are fewer turns than workers, one is no load: a second turn stays with its family.
+    least = 1 if turns < len(known) else 0
     # One always is: not all can have more than their shares.
-    within = [each for each in known if each.turns <= _SHARE_FACTOR * turns * each.weight / slots]
+    within = [
+        each
+        for each in known
+        if each.turns <= max(_SHARE_FACTOR * turns * each.weight / slots, least)
+    ]
     return [each for each in within if each.turns < each.slots] or within
 
 

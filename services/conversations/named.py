@@ -89,7 +89,7 @@ class NamedConversations:
 
     async def delete(self, conversation_id: str, tenant: str) -> None:
         """Delete a conversation; the sessions and responses of its answers stay."""
-        with suppress(DataKeyDeleted):  # what nobody can read is deleted all the same
+        with suppress(DataKeyDeleted):  # it is deleted though it cannot be decrypted
             await self.get(conversation_id, tenant)
         await self._store.delete(conversation_id)
 

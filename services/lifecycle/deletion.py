@@ -46,7 +46,7 @@ class SessionDeleter:
         record = None if key is None else IdempotencyRecord(key, "{}")
         try:
             session = await catalog.sessions.get(session_id, tenant)
-        except DataKeyDeleted:  # nobody works on what nobody can read
+        except DataKeyDeleted:  # no turn of it can run
             await catalog.sessions.delete(session_id, record)
             self._collector.wake()
             return

@@ -35,7 +35,7 @@ async def test_every_read_says_that_nobody_can_read_it_and_the_tenant_goes_on(
             await client.get(f"/v1/conversations/{conversation}"),
         ):
             assert answer.status_code == 404, answer.text
-            assert "nobody can read it any more" in answer.text
+            assert "can no longer be decrypted" in answer.text
         problem = (await client.get(f"/v1/sessions/{session}")).json()
         assert problem["code"] == "data_key_deleted"
         assert (await client.get("/v1/sessions")).json()["sessions"] == []

@@ -6,7 +6,7 @@ from typing import Protocol
 from kvrecall.domain.errors import CatalogError, DataKeyDeleted, ServiceError
 from services.catalog.encryption.cipher import Cipher, PlainCipher
 from services.catalog.encryption.data_keys import StoredDataKeys
-from services.catalog.encryption.owners import Owners
+from services.catalog.owners import Owners
 
 
 def _refuse_without_keys() -> ServiceError:

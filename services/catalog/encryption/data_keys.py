@@ -73,7 +73,7 @@ class NoDataKeys:
 
 @dataclass(frozen=True)
 class _Known:
-    """A tenant's key as it was read at a time of the monotonic clock, and its cipher."""
+    """A tenant's key, its cipher, and when its read began, in monotonic seconds."""
 
     key: bytes = field(repr=False)
     cipher: AesCipher
@@ -131,23 +131,26 @@ class StoredDataKeys:
         if found is not None:
             return found
         made = wrap(self._keyring, secrets.token_bytes(KEY_BYTES), _describe(tenant))
+        began = self._clock()
         # Of two processes that make one at once, both use the one that was stored first.
-        return self._learn(tenant, await self._store.add(tenant, made))
+        return self._learn(tenant, await self._store.add(tenant, made), began)
 
     async def _find(self, tenant: str) -> _Known | None:
         known = self._known.get(tenant)
         if known is not None and self._clock() < known.at + CACHE_SECONDS:
             self._known.move_to_end(tenant)
             return known
+        # Before the read: a deletion that comes after it is noticed in time.
+        began = self._clock()
         wrapped = await self._store.get(tenant)
         if wrapped is None:
             self._known.pop(tenant, None)
             return None
-        return self._learn(tenant, wrapped)
+        return self._learn(tenant, wrapped, began)
 
-    def _learn(self, tenant: str, wrapped: bytes) -> _Known:
+    def _learn(self, tenant: str, wrapped: bytes, at: float) -> _Known:
         key = unwrap(self._keyring, wrapped, _describe(tenant))
-        known = _Known(key, AesCipher(key), self._clock())
+        known = _Known(key, AesCipher(key), at)
         self._known[tenant] = known
         self._known.move_to_end(tenant)
         if len(self._known) > _TENANTS_KNOWN:

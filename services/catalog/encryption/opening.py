@@ -14,8 +14,8 @@ from services.catalog.encryption.ciphers import OwnedCiphers, TenantCiphers
 from services.catalog.encryption.data_keys import DataKeyStore, StoredDataKeys
 from services.catalog.encryption.encryption import Encryption, hash_digest
 from services.catalog.encryption.keyring import Keyring
-from services.catalog.encryption.owners import Owners
 from services.catalog.encryption.wrapping import get_wrapping_name, is_wrapped, unwrap, wrap
+from services.catalog.owners import Owners
 
 _USE = "the catalog's secret"
 _log = structlog.get_logger("kvrecall.catalog")

@@ -34,7 +34,7 @@ from services.catalog.encryption.opening import (
     open_encryption,
     to_stored_secret,
 )
-from services.catalog.encryption.owners import Owners
+from services.catalog.owners import Owners
 from services.catalog.redis import scripts
 from services.catalog.redis.api_keys import RedisApiKeys
 from services.catalog.redis.connection.client import CatalogRedis, Client, RedisIdentity

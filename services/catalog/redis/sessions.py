@@ -14,7 +14,7 @@ from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
 from services.catalog.encryption.cipher import Cipher
 from services.catalog.encryption.encryption import Encryption
-from services.catalog.encryption.owners import Owners
+from services.catalog.owners import Owners
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     BuildCommit,

@@ -12,7 +12,7 @@ from services.catalog.encryption.opening import (
     open_encryption,
     to_stored_secret,
 )
-from services.catalog.encryption.owners import Owners
+from services.catalog.owners import Owners
 from services.catalog.sqlite.api_keys import SqliteApiKeys
 from services.catalog.sqlite.data_keys import SqliteDataKeys
 from services.catalog.sqlite.episodes import SqliteEpisodes

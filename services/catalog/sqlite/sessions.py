@@ -12,7 +12,7 @@ from kvrecall.domain.sessions.state_machine import SessionState
 from services.catalog.claims import Claims
 from services.catalog.encryption.cipher import Cipher
 from services.catalog.encryption.encryption import Encryption
-from services.catalog.encryption.owners import Owners
+from services.catalog.owners import Owners
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     BuildCommit,

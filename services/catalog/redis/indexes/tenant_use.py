@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrecall.domain.errors import CatalogError, ServiceError
-from services.catalog.encryption.owners import Owners
+from services.catalog.owners import Owners
 from services.catalog.quota import UNLIMITED, Countable, TenantLimits, TenantUse, build_refusal
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts

@@ -256,6 +256,7 @@ async def test_after_a_rotation_the_old_key_may_leave(
         (NEW, "wrapped by the key 'old', which is not given"),
         (make_line("old"), "another key of the name 'old'"),
     ],
+    ids=["none", "another name", "another key"],
 )
 async def test_without_the_key_a_catalog_is_refused_when_it_is_opened(
     place: Any, lines: str | None, said: str
