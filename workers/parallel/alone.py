@@ -49,3 +49,10 @@ class Alone:
     def agree(self, error: Exception | None) -> Exception | None:
         """Return the error."""
         return error
+
+    def next_step(self) -> None:
+        """Do nothing."""
+
+    def end(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
+        """Return the errors."""
+        return list(errors)

@@ -12,8 +12,8 @@ class Group(Protocol):
     """The ranks of one worker, each of which has some of the model's heads, in their order.
 
     All ranks call its methods in the same order, each on the thread that computes: every call waits
-    for all of them. Where a rank has failed meanwhile the others' calls raise PeerFailed, and where
-    one is gone GroupLost.
+    for all of them. Where a rank's step has failed meanwhile the others' calls in it raise PeerFailed:
+    `end` says why. Where a rank is gone they raise GroupLost.
     """
 
     @property
@@ -57,7 +57,16 @@ class Group(Protocol):
         """Sum values as `sum_by_token`; returns those of this rank's tokens, float32 `[m, k]`."""
 
     def agree(self, error: Exception | None) -> Exception | None:
-        """End a step, which this rank's `error` ended; None: it went well.
+        """Find out whether something that each rank has done has failed on one, within a step.
 
-        Returns the error of the first rank that has one: then the step has failed on all of them.
+        Returns the error of the first rank that has one.
+        """
+
+    def next_step(self) -> None:
+        """Begin the next of several steps that end together."""
+
+    def end(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
+        """End steps, each of which an error may have ended on this rank; None: it went well.
+
+        Returns of each step the error of the first rank that has one: it has failed on all of them.
         """
