@@ -46,9 +46,10 @@ def build_arguments(config: PreTrainedConfig, count: int) -> dict[str, Any]:
             f"{text.model_type} has {text.num_experts} experts, which {count} ranks cannot have equal "
             "numbers of: choose another --tensor-parallel"
         )
-    plan = _ATTENTION.get(text.model_type, "auto")
-    experts = {"ep_size": count} if by_expert else {}
-    return {"distributed_config": DistributedConfig(tp_size=count, tp_plan=plan, **experts)}
+    # Rules are added to the family's own; None leaves that as it is.
+    plan = _ATTENTION.get(text.model_type)
+    ranks = DistributedConfig(tp_size=count, tp_plan=plan, ep_size=count if by_expert else None)
+    return {"distributed_config": ranks}
 
 
 def require_divided(config: PreTrainedConfig, shape: KVShape, count: int) -> None:
