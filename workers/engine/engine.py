@@ -486,16 +486,17 @@ class Engine:
         return build_state(session, self.cache)
 
     def memory(self, session: WorkerSession) -> pb.MemoryReport:
-        """Report the session's rows and bytes, active and stored."""
+        """Report the session's rows and bytes, active and stored, of all ranks."""
         session.update_peak(self.cache)
         selection = join_heads(session.active_selection(self.cache), self.group)
-        return memory_report.build_report(
+        own = memory_report.build_report(
             session,
             selection,
             self.bound(session),
             self.model,
             self.store.usage(),
         )
+        return memory_report.join_report(own, self.group)
 
     # Internals
 

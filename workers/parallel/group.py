@@ -46,16 +46,6 @@ class Group(Protocol):
     def any(self, mask: Tensor) -> Tensor:
         """Elementwise OR of the ranks' masks, bool of one shape."""
 
-    def sum_by_token(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum values of tokens over the ranks, which may have values of different tokens.
-
-        tokens: distinct, int `[k]`, ascending; values: float32 `[m, k]`. Returns the tokens that some
-        rank has, ascending, and their sums.
-        """
-
-    def sum_own(self, tokens: Tensor, values: Tensor) -> Tensor:
-        """Sum values as `sum_by_token`; returns those of this rank's tokens, float32 `[m, k]`."""
-
     def agree(self, error: Exception | None) -> Exception | None:
         """Find out whether something that each rank has done has failed on one, within a step.
 
