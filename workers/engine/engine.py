@@ -230,16 +230,10 @@ class Engine:
             raise UnknownSession(f"session {name} is swapped out; swap it in first")
         return resident
 
-    def delete(self, name: str) -> "Future[int]":
-        """Close a session and delete its pages, as `delete_pages`."""
-        session = self.sessions.get(name)
-        self.unload(name)
-        return self.delete_pages([] if session is None else list(session.page_ids))
-
-    def delete_pages(self, pages: Sequence[PageId]) -> "Future[int]":
+    def delete_pages(self, pages: Sequence[PageId]) -> "Future[frozenset[PageId]]":
         """Delete pages that no session has any more, but those of sessions that are open here.
 
-        The result is the number of pages that were here.
+        The result is those that were here.
         """
         return self.store_io.submit_durable(lambda: self.stored.delete(pages))
 

@@ -20,7 +20,7 @@ from workers.generation.sampling import sample
 from workers.generation.steps import Decode, Steps, Yielded
 from workers.scheduler.fair_order import FairOrder
 from workers.scheduler.idle import IdleSessions
-from workers.scheduler.job import Job, ModelWork, SlotWork, StoreWork, resolve
+from workers.scheduler.job import CommonWork, Job, SlotWork, StoreWork, resolve
 
 _log = structlog.get_logger(__name__)
 
@@ -192,7 +192,7 @@ class JobRunner:
 
     def _create_steps(self, job: Job) -> Steps[Any]:
         """Create a job's steps, or return those that it has. Raises as `Engine.session`."""
-        if isinstance(job.work, ModelWork):
+        if isinstance(job.work, CommonWork):
             return job.work.steps()
         session = self._engine.session(job.session, job.epoch)
         if isinstance(job.work, StoreWork):
