@@ -8,17 +8,24 @@ from transformers.distributed import DistributedConfig  # type: ignore[attr-defi
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
 
-# Rules for attention that a family's own plan leaves whole. Sinks have no module of their own: the
-# attention's is run with its rank's part of them.
+_PROJECTIONS = {
+    "model.layers.*.self_attn.q_proj": "colwise",
+    "model.layers.*.self_attn.k_proj": "colwise",
+    "model.layers.*.self_attn.v_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+}
+# Sinks have no module of their own: that of the attention runs with its rank's part of them.
+_SINKS = {
+    "model.layers.*.self_attn.sinks": "colwise",
+    "model.layers.*.self_attn": "local_params",
+}
+# Rules for attention that a family's own plan leaves whole, of families in which a head's numbers depend on
+# no other head's: a norm over all heads would be one over a rank's.
 _ATTENTION = {
-    "gpt_oss": {
-        "model.layers.*.self_attn.q_proj": "colwise",
-        "model.layers.*.self_attn.k_proj": "colwise",
-        "model.layers.*.self_attn.v_proj": "colwise",
-        "model.layers.*.self_attn.o_proj": "rowwise",
-        "model.layers.*.self_attn.sinks": "colwise",
-        "model.layers.*.self_attn": "local_params",
-    },
+    "gpt_oss": _PROJECTIONS | _SINKS,
+    "granitemoe": _PROJECTIONS,
+    "hunyuan_v1_moe": _PROJECTIONS,
+    "phimoe": _PROJECTIONS,
 }
 
 

@@ -21,6 +21,9 @@ SERVED = {
     "qwen3_next": RECURRENT["qwen3_next"],
     "qwen3_moe": MIXTURES["qwen3_moe"],
     "gpt_oss": WINDOWED["gpt_oss"],
+    "granitemoe": MIXTURES["granitemoe"],
+    "hunyuan_v1_moe": MIXTURES["hunyuan_v1_moe"],
+    "phimoe": MIXTURES["phimoe"],
 }
 ODD = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
 REFUSED = {
