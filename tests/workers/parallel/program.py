@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from kvstore.errors import TierError
 from kvstore.store import RowStore
@@ -86,7 +87,16 @@ def serve(parts: Parts, scenario: str) -> dict[str, Any]:
         finally:
             worker.scheduler.close()
     parts.store.close()
-    return found | {"fingerprint": parts.model.fingerprint}
+    return found | {"fingerprint": parts.model.fingerprint, "sizes": measure(parts)}
+
+
+def measure(parts: Parts) -> list[int]:
+    """Measure a rank: bytes of its weights, of a token's rows, of a slot's windows, of recurrent states."""
+    model = parts.model
+    weights = {id(each): each for each in model.module.parameters()}.values()
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
+    sizes = [parts.store.layout.token_bytes, model.get_side_bytes(64), model.state_bytes]
+    return [sum(each.nbytes for each in local), *sizes]
 
 
 def main(scenario: str, folder: Path, out: Path) -> None:
