@@ -129,7 +129,12 @@ class Run:
         return total
 
     def _run(self, numbers: Sequence[int]) -> None:
-        all_scripts = scripts(self.plan.seed, SCRIPTS)
+        # Workers of several ranks build no episodes.
+        all_scripts = [
+            each
+            for each in scripts(self.plan.seed, SCRIPTS)
+            if self.plan.ranks == 1 or not each.episodes
+        ]
         calm = self.work / "undisturbed"
         shutil.rmtree(calm, ignore_errors=True)
         with (
