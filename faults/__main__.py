@@ -12,7 +12,7 @@ from rich.console import Console
 
 from faults import report
 from faults.rolling import command as rolling
-from faults.runs import DRILL_ROUND, SETUPS, TURNS, Plan, Run
+from faults.runs import DRILL_ROUND, SETUPS, TURNS, TURNS_OF_RANKS, Plan, Run
 from kvrecall_server.reporting.results import build_results
 from reference import MODEL_PATH
 
@@ -38,6 +38,9 @@ def main() -> None:
         "--setup", choices=(*SETUPS, DRILL_ROUND), action="append", help="default: all, in turn"
     )
     parser.add_argument("--kind", action="append", default=[], help="default: all of the set-up")
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="processes of each worker (--tensor-parallel)"
+    )
     parser.add_argument("--model", type=Path, default=MODEL_PATH, help="folder of the served model")
     parser.add_argument(
         "--work", type=Path, help="folder of the rounds' findings; done rounds are not run again"
@@ -50,9 +53,10 @@ def main() -> None:
         given.faults,
         given.round,
         given.at_once,
-        given.setup or TURNS,
+        given.setup or (TURNS if given.ranks == 1 else TURNS_OF_RANKS),
         given.kind,
         str(given.model.resolve()),
+        given.ranks,
     )
     work = given.work or Path("runs") / "faults" / f"{plan.faults}-{plan.seed}"
     console = Console()

@@ -61,6 +61,8 @@ TURNS = (
     "embedded, power",
     DRILL_ROUND,
 )
+# Those in which workers are processes of their own.
+TURNS_OF_RANKS = tuple(name for name in TURNS if name.startswith(("cluster", "files only")))
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Plan:
     """Numbers of faults in total and in a round, of concurrent rounds, and the set-ups in turn.
 
     Everything else follows from the seed. `kinds` are the only kinds of faults, if there are any;
-    `model` is the served model's folder.
+    `model` is the served model's folder, `ranks` the number of processes of each worker.
     """
 
     seed: int
@@ -78,6 +80,7 @@ class Plan:
     setups: Sequence[str] = TURNS
     kinds: Sequence[str] = ()
     model: str = str(MODEL_PATH)
+    ranks: int = 1
 
     @property
     def rounds(self) -> list[int]:
@@ -87,13 +90,13 @@ class Plan:
 
 
 @contextmanager
-def open_rig(folder: Path, model: Path = MODEL_PATH) -> Iterator[Rig]:
+def open_rig(folder: Path, model: Path = MODEL_PATH, ranks: int = 1) -> Iterator[Rig]:
     """Model, zygote and shim of a run."""
     shim = compile_shim(folder)
     # Preloaded here: a forked process runs no loader.
     zygote = Zygote(QUIET | ({} if shim is None else {PRELOAD: str(shim)}))
     try:
-        yield Rig(endless_model(folder, model), zygote, shim)
+        yield Rig(endless_model(folder, model), zygote, shim, ranks)
     finally:
         zygote.close()
 
@@ -126,11 +129,16 @@ class Run:
         return total
 
     def _run(self, numbers: Sequence[int]) -> None:
-        all_scripts = scripts(self.plan.seed, SCRIPTS)
+        # Workers of several ranks build no episodes.
+        all_scripts = [
+            each
+            for each in scripts(self.plan.seed, SCRIPTS)
+            if self.plan.ranks == 1 or not each.episodes
+        ]
         calm = self.work / "undisturbed"
         shutil.rmtree(calm, ignore_errors=True)
         with (
-            open_rig(self.work, Path(self.plan.model)) as rig,
+            open_rig(self.work, Path(self.plan.model), self.plan.ranks) as rig,
             undisturbed_service(
                 calm, rig, all_scripts, talk_scripts(self.plan.seed, TALKS)
             ) as undisturbed,

@@ -17,7 +17,8 @@ REBUILT = "computed again from the turn log"
 def run_fsck(setup: Setup, damaged: bool = False) -> list[str]:
     """Complaints of fsck; with `damaged`, those about pages that are computed again do not count."""
     environment = {"KVRECALL_MODEL": str(setup.rig.model), "COLUMNS": "4000"}
-    if setup.redis is not None:
+    # A rank's files have the rows of its own heads, and the catalog all heads: fsck checks the files alone.
+    if setup.redis is not None and setup.rig.ranks == 1:
         url = setup.redis.url
         environment |= {"KVRECALL_CATALOG_URL": url, "KVRECALL_STORE__REDIS_URL": url}
     if (keys := setup.catalog.encryption.keys_file) is not None:

@@ -24,9 +24,9 @@ _NANOSECONDS = 1e9
 
 
 def waited(pid_file: Path) -> float:
-    """Seconds that all threads of a process were ready to run and had no CPU, so far."""
+    """Seconds that all threads of a command's processes were ready to run and had no CPU, so far."""
     with suppress(OSError):
-        return waited_of(pid_file.read_text())
+        return sum(map(waited_of, pid_file.read_text().split()))
     return 0.0
 
 

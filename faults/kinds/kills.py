@@ -11,9 +11,9 @@ from kvrecall.domain.settings.session import ONE_SHOT_SECONDS
 
 
 def kill_worker(setup: Setup, rng: Random) -> None:
-    """Kill -9 of a worker, restarted within a second."""
+    """Kill -9 of a worker, restarted within a second; of several ranks, of one or of their launcher."""
     server = rng.choice(setup.workers)
-    server.kill()
+    server.kill_one(rng)
     time.sleep(rng.uniform(0, 1))
     server.start()
 
@@ -21,7 +21,7 @@ def kill_worker(setup: Setup, rng: Random) -> None:
 def kill_worker_twice(setup: Setup, rng: Random) -> None:
     """Kill -9 of a worker, and again while it starts."""
     server = rng.choice(setup.workers)
-    server.kill()
+    server.kill_one(rng)
     server.start_and_kill(rng.uniform(1, 8))
     server.start()
 
@@ -69,16 +69,16 @@ def kill_redis(setup: Setup, rng: Random) -> Undo:
 
 
 def stop_worker(setup: Setup, rng: Random) -> Undo:
-    """SIGSTOP of a worker, SIGCONT later: the writes that it then resumes may be late."""
+    """SIGSTOP of a worker, or of a rank, SIGCONT later: the writes that it then resumes may be late."""
     server = rng.choice(setup.workers)
-    server.send(signal.SIGSTOP)
+    server.send(signal.SIGSTOP, server.choose_process(rng))
     return lambda: server.send(signal.SIGCONT)
 
 
 def stop_gateway(setup: Setup, rng: Random) -> Undo:
     """SIGSTOP of a gateway, SIGCONT later."""
     server = rng.choice(setup.gateways)
-    server.send(signal.SIGSTOP)
+    server.send(signal.SIGSTOP, server.choose_process(rng))
     return lambda: server.send(signal.SIGCONT)
 
 

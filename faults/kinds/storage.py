@@ -2,6 +2,8 @@
 
 import errno
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import redis
@@ -27,7 +29,7 @@ def kill_on_full_disk(setup: Setup, rng: Random) -> None:
     undo = fill_disk(setup, rng)
     time.sleep(rng.uniform(0.2, 2))
     server = rng.choice(setup.workers)
-    server.kill()
+    server.kill_one(rng)
     undo()
     server.start()
 
@@ -47,10 +49,10 @@ def flip_in_header(setup: Setup, rng: Random) -> None:
 def flip_while_down(setup: Setup, rng: Random) -> None:
     """A killed worker whose files have flipped bits when it restarts."""
     server = rng.choice(setup.workers)
-    server.kill()
-    folder = setup.pages[setup.workers.index(server)]
+    server.kill_one(rng)
+    folders = setup.get_pages(server)
     hit = [
-        flip_in_files(folder, rng.choice(("header", "payload")), rng)
+        flip_in_files(_choose(folders, rng), rng.choice(("header", "payload")), rng)
         for _ in range(rng.randrange(1, 4))
     ]
     server.start()
@@ -59,11 +61,14 @@ def flip_while_down(setup: Setup, rng: Random) -> None:
 
 
 def lose_files(setup: Setup, rng: Random) -> None:
-    """A killed worker whose segment files are all deleted when it restarts."""
+    """A killed worker whose segment files, or those of a rank, are all deleted when it restarts."""
     server = rng.choice(setup.workers)
-    server.kill()
-    for segment in setup.pages[setup.workers.index(server)].glob("segment-*.kv"):
-        segment.unlink()
+    server.kill_one(rng)
+    folders = setup.get_pages(server)
+    lost = folders if len(folders) == 1 or rng.random() < 0.5 else [rng.choice(folders)]
+    for folder in lost:
+        for segment in folder.glob("segment-*.kv"):
+            segment.unlink()
     server.start()
 
 
@@ -101,7 +106,7 @@ def fail_sync_of_pages(setup: Setup, rng: Random) -> None:
     server.drive.disturb("fails", part=PAGES)
     time.sleep(rng.uniform(0.5, 3.0))
     server.drive.disturb()
-    server.kill()
+    server.kill_one(rng)
     server.start()
 
 
@@ -117,6 +122,11 @@ def fail_writes_of_catalog(setup: Setup, rng: Random) -> Undo:
     drive = _catalog_drive(setup)
     drive.disturb(write_errno=rng.choice((errno.EIO, errno.ENOSPC)), part=CATALOG)
     return drive.disturb
+
+
+def _choose(folders: Sequence[Path], rng: Random) -> Path:
+    """Choose a rank's folder."""
+    return folders[0] if len(folders) == 1 else rng.choice(folders)
 
 
 def _drive(setup: Setup, rng: Random) -> Drive:

@@ -14,7 +14,10 @@ from pathlib import Path
 from struct import Struct
 from types import ModuleType
 
+from faults.rig.ranks import fork_ranks
+
 PATCH = "KVRECALL_FAULTS_PATCH"
+RANKS = "--tensor-parallel"
 PROGRAM = ("-m", "faults.rig.clock")
 _OFFSET = Struct("<d")
 _NANOSECONDS = 1_000_000_000
@@ -65,6 +68,9 @@ def main() -> None:
 
     if patch := os.environ.get(PATCH):
         import_module(patch).apply()
+    if RANKS in rest:
+        # Its ranks have this clock, too.
+        fork_ranks(app)
     app()
 
 

@@ -20,6 +20,7 @@ from faults.rig.shim import PRELOAD
 SECTOR_BYTES = 512
 _RECORD = struct.Struct("<IIQQQQ")
 _MAGIC = 0x4B564A31
+_MAGIC_BYTES = struct.pack("<I", _MAGIC)
 _CONTROL = struct.Struct("<IIII240s")
 
 SyncMode = Literal["normal", "slow", "fails", "hangs"]
@@ -233,13 +234,16 @@ class Drive:
 
 
 def read_journal(data: bytes) -> Iterator[Operation]:
-    """Operations of a journal, up to a torn one that a kill left at its end."""
+    """Operations of a journal, without torn ones, as a kill leaves: other processes may write behind them."""
     start = 0
     while start + _RECORD.size <= len(data):
         magic, kind, inode, offset, path_bytes, size = _RECORD.unpack_from(data, start)
         end = start + _RECORD.size + path_bytes + size
-        if magic != _MAGIC or end > len(data):
-            return
+        follows = _MAGIC_BYTES.startswith(data[end : end + len(_MAGIC_BYTES)])
+        if magic != _MAGIC or end > len(data) or not follows:
+            if (start := data.find(_MAGIC_BYTES, start + 1)) < 0:
+                return
+            continue
         middle = end - size
         path = data[start + _RECORD.size : middle].decode()
         yield Operation(start, chr(kind), inode, offset, path, data[middle:end])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from faults.rig import clock
 from faults.rig.drive import Drive
@@ -35,7 +36,8 @@ class ServerProcess:
 
     The file `clock` beside its log shifts its wall clock. It is forked from `zygote`, if there is
     one, and writes to `drive`, if there is one. `pauses` are the monotonic times between which it
-    was not listening, or was stopped.
+    was not listening, or was stopped. A worker of several ranks is several processes, of which the
+    one that is started here is the launcher.
     """
 
     name: str
@@ -61,8 +63,13 @@ class ServerProcess:
 
     @property
     def pid_file(self) -> Path:
-        """File with the id of its process."""
+        """File with the ids of its processes."""
         return self.folder / f"{self.name}.pid"
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of all of its processes: those that write its log."""
+        return processes_with(lambda errors, _: errors == str(self.log.absolute()))
 
     def undisturbed(self, start: float, end: float) -> bool:
         """True if it was listening, and not stopped, from `start` to `end`."""
@@ -70,7 +77,7 @@ class ServerProcess:
 
     def local_ports(self) -> frozenset[int]:
         """Ports of its connections; none while it does not run."""
-        return frozenset() if self.running is None else local_ports(self.running.pid)
+        return frozenset().union(*map(local_ports, self.processes))
 
     @property
     def clock(self) -> Path:
@@ -105,30 +112,57 @@ class ServerProcess:
             else:
                 self._resume()
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal if the process runs."""
-        if self.running is None:
-            return
+    def choose_process(self, rng: Random) -> int | None:
+        """Choose one of its processes by its id; None if it does not run."""
+        found = self.processes
+        return rng.choice(found) if len(found) > 1 else next(iter(found), None)
+
+    def send(self, number: signal.Signals, process: int | None = None) -> None:
+        """Send a signal to one of its processes, or to all of them."""
         if number != signal.SIGCONT:
             self._pause()
-        self.running.send_signal(number)
-        if number == signal.SIGCONT:
+        for each in self.processes if process is None else [process]:
+            _send(each, number)
+        if number == signal.SIGCONT and self.alive:
             self._resume()
 
     def kill(self) -> None:
-        """End it at once."""
-        self._end(signal.SIGKILL)
+        """End it at once, all of its processes."""
+        self._pause()
+        if self.running is not None:
+            self.running.kill()  # first: it may be starting others
+        for each in self.processes:
+            _send(each, signal.SIGKILL)
+        self._await_end()
+
+    def kill_one(self, rng: Random) -> None:
+        """End one of its processes at once: where there are several, the others end by themselves.
+
+        Raises TimeoutError if they do not.
+        """
+        self._pause()
+        if (chosen := self.choose_process(rng)) is not None:
+            _send(chosen, signal.SIGKILL)
+        for each in self.processes:
+            _send(each, signal.SIGCONT)
+        self._await_end()
 
     def stop(self) -> int:
         """End it as an operator would, or kill it if it does not end; returns its exit code."""
-        return self._end(signal.SIGTERM)
+        self._pause()
+        if self.running is not None:
+            self.running.send_signal(signal.SIGTERM)
+        for each in self.processes:
+            _send(each, signal.SIGCONT)
+        return self._await_end()
 
     def start_and_kill(self, after: float) -> None:
-        """Begin to start it and kill it `after` seconds later."""
+        """Begin to start it and kill it `after` seconds later. Raises TimeoutError."""
         with self._spawn() as process:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after)
             process.kill()
+        self._await_end()
 
     def _pause(self) -> None:
         if self.pauses[-1][1] != math.inf:
@@ -172,23 +206,27 @@ class ServerProcess:
             with process:  # closes its pipes
                 raise
         self.running = process
-        self.pid_file.write_text(str(process.pid))
+        self.pid_file.write_text(" ".join(map(str, self.processes)))
 
-    def _end(self, number: signal.Signals) -> int:
-        self._pause()
-        if self.running is None:
-            return 0
-        process = self.running
-        self.running = None
-        with process:
-            process.send_signal(number)
-            if number == signal.SIGTERM:
-                process.send_signal(signal.SIGCONT)
-            try:
-                return process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return process.wait()
+    def _await_end(self) -> int:
+        """Wait for its end, or kill it; returns its exit code. Raises TimeoutError for a rank that stays."""
+        code = 0
+        if self.running is not None:
+            process, self.running = self.running, None
+            with process:
+                try:
+                    code = process.wait(END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    code = process.wait()
+        until(lambda: not self.processes, f"all processes of {self.name} have ended")
+        return code
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 def until(holds: Callable[[], object], condition: str, seconds: float = END_SECONDS) -> None:
@@ -206,13 +244,18 @@ def processes_under(folder: Path) -> list[int]:
     Not those of a folder whose name begins with this one's, which another round may own.
     """
     inside = f"{folder}{os.sep}"
+    return processes_with(
+        lambda errors, arguments: errors.startswith(inside) or inside.encode() in arguments
+    )
+
+
+def processes_with(holds: Callable[[str, bytes], bool]) -> list[int]:
+    """Ids of the other processes of whose standard error's file and arguments `holds` is true, ascending."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
                 errors = os.readlink(entry / "fd" / "2")
-                if errors.startswith(inside) or inside.encode() in (
-                    (entry / "cmdline").read_bytes()
-                ):
+                if holds(errors, (entry / "cmdline").read_bytes()):
                     found.append(int(entry.name))
-    return found
+    return sorted(found)

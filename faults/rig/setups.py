@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGCONT
 
 from pydantic import SecretStr
 
+from faults.rig.clock import RANKS
 from faults.rig.disks import Disk, new_disk
 from faults.rig.drive import Drive
 from faults.rig.ports import free_port
@@ -40,11 +40,15 @@ LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
 
 @dataclass(frozen=True)
 class Rig:
-    """Model and means of all set-ups of a run; without `shim` there are no simulated drives."""
+    """Model and means of all set-ups of a run; without `shim` there are no simulated drives.
+
+    `ranks`: processes between which each worker that is one by itself divides the model's heads.
+    """
 
     model: Path
     zygote: Zygote | None = None
     shim: Path | None = None
+    ranks: int = 1
 
     def drive(
         self, folder: Path, name: str, folders: Sequence[Path], append_only: bool = False
@@ -105,17 +109,20 @@ class Setup:
 
     @property
     def pages(self) -> list[Path]:
-        """Folders of segment files, one for each worker."""
-        return [self.data / server.name / "pages" for server in self.workers]
+        """Folders of segment files, one for each rank of each worker."""
+        return [folder for server in self.workers for folder in self.get_pages(server)]
 
     @property
     def ids(self) -> list[int]:
         """Ids of all running kvrecall processes."""
-        return [
-            server.running.pid
-            for server in self.servers
-            if server.running is not None and server.alive
-        ]
+        return [process for server in self.servers for process in server.processes]
+
+    def get_pages(self, worker: ServerProcess) -> list[Path]:
+        """Folders of a worker's segment files, one for each of its ranks."""
+        data, count = self.data / worker.name, self.rig.ranks
+        if count == 1 or worker.command != "worker":
+            return [data / "pages"]
+        return [data / f"rank-{rank}-of-{count}" / "pages" for rank in range(count)]
 
     def start(self) -> None:
         """Start everything: Redis, workers, gateways. Raises ServerNotReady, TimeoutError."""
@@ -128,7 +135,6 @@ class Setup:
         """Stop all kvrecall processes in order; returns a text for each nonzero exit code."""
         failed = list(self.bad_exits)
         for server in reversed(self.servers):
-            server.send(SIGCONT)
             if (code := server.stop()) != 0:
                 failed.append(f"{server.name} ended with {code}")
         return failed
@@ -268,6 +274,8 @@ def _add_worker(setup: Setup, name: str, environment: Mapping[str, str]) -> None
     setup.operations.append(f"http://{operations}")
     arguments = ["--listen", f"127.0.0.1:{port}", "--ops", operations]
     arguments += ["--data", str(setup.data / name), *LIMITS]
+    if setup.rig.ranks > 1:
+        arguments += [RANKS, str(setup.rig.ranks)]
     common = {
         "KVRECALL_MODEL": str(setup.rig.model),
         "KVRECALL_RAM_BYTES": str(RAM_BYTES),

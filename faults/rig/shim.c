@@ -44,7 +44,6 @@ static struct { uint64_t inode; int append; char *path; } files[FDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *roots;
 static int journal = -1;
-static uint64_t position;
 static struct control *control;
 
 static int raw_open(const char *path, int flags, mode_t mode) {
@@ -56,7 +55,6 @@ static void forget_parent(void) {
     roots = NULL;
     journal = -1;
     control = NULL;
-    position = 0;
     memset(files, 0, sizeof files);
 }
 
@@ -103,8 +101,7 @@ static void append(int op, uint64_t inode, uint64_t offset, const char *path, co
     struct iovec parts[] = {{&head, sizeof head}, {(void *)path, head.path}, {(void *)data, size}};
     int saved = errno;
     pthread_mutex_lock(&lock);
-    ssize_t written = syscall(SYS_writev, journal, parts, 3);
-    if (written > 0) position += (uint64_t)written;
+    syscall(SYS_writev, journal, parts, 3);
     pthread_mutex_unlock(&lock);
     errno = saved;
 }
@@ -230,7 +227,8 @@ EXPORT int ftruncate64(int fd, off_t length) { return ftruncate(fd, length); }
 
 static int synced(int fd, long number) {
     if (!tracked(fd)) return (int)syscall(number, fd);
-    uint64_t begun = __atomic_load_n(&position, __ATOMIC_SEQ_CST);
+    /* Processes of one command share a journal. */
+    off_t begun = journal < 0 ? 0 : lseek(journal, 0, SEEK_END);
     if (selected(files[fd].path)) {
         if (control->sync == SYNC_FAILS) {
             errno = EIO;
@@ -244,7 +242,7 @@ static int synced(int fd, long number) {
         }
         while (control->sync == SYNC_HANGS) nanosleep(&pause, NULL);
     }
-    append('S', files[fd].inode, begun, files[fd].path, NULL, 0);
+    append('S', files[fd].inode, (uint64_t)begun, files[fd].path, NULL, 0);
     return journal < 0 ? (int)syscall(number, fd) : 0;
 }
 EXPORT int fsync(int fd) { return synced(fd, SYS_fsync); }

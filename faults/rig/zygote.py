@@ -28,7 +28,12 @@ COMMAND_LINE = "kvrecall_server.cli.__main__"
 _REQUEST_BYTES = 1 << 16
 _PIPES = 4  # input, output, errors, exit code
 # What commands import late and what takes longest. None of these starts a thread.
-IMPORTS = ("uvicorn.protocols.http.auto", "workers.rpc.server")
+IMPORTS = (
+    "uvicorn.protocols.http.auto",
+    "workers.rpc.server",
+    "kvrecall_server.app.wiring",
+    "torch.distributed.launcher.api",
+)
 
 
 class Zygote:

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ from kvrecall_server.app.advertise import get_advertised_address
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.logs import set_up_logs
 from kvrecall_server.app.progress import show_progress
-from kvrecall_server.app.ranks.launch import is_rank, launch_ranks
+from kvrecall_server.app.ranks.launch import end_with_launcher, is_rank, launch_ranks
 from kvrecall_server.app.run import LISTENING, set_up_process, warn_about_reference_model
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.preflight import check_start
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from workers.rpc.registration import Registration
     from workers.rpc.service import WorkerService
 
-# A rank looks so often whether its launcher is there.
-_LAUNCHER_SECONDS = 1.0
 OPERATIONS = "Metrics and probes on http://"
 Listen = Annotated[
     str | None, setting("server__listen", "HOST:PORT to listen on; port 0: any free one.")
@@ -146,6 +143,7 @@ def worker_command(
 
 def _run_rank(settings: Settings) -> None:
     """Be one of a worker's ranks: rank 0 serves, the others follow it."""
+    end_with_launcher()
     from kvrecall_server.app.ranks.follow import follow, join_ranks
 
     rank = int(os.environ["RANK"])
@@ -193,7 +191,7 @@ async def _run_worker(
         console.print(f"{OPERATIONS}{operations.address}", soft_wrap=True, highlight=False)
     _log.info("listening", address=server.address, model=settings.model)
     console.print(f"{LISTENING}{server.address}", soft_wrap=True, highlight=False)
-    await _wait_for_stop(stopped)
+    await stopped.wait()
     if registration is not None:
         await registration.drain()
     await server.stop()
@@ -214,15 +212,6 @@ def _serve_operators(settings: Settings, metrics: "Metrics") -> "OperationsServe
         return None
     page = MetricsPage("worker", version("kvrecall"), (metrics,))
     return OperationsServer(settings.server.ops_listen, page)
-
-
-async def _wait_for_stop(stopped: asyncio.Event) -> None:
-    """Wait for the event, or for the end of the process that has started this one as a rank."""
-    launcher = os.getppid()
-    while not stopped.is_set() and not (is_rank() and os.getppid() != launcher):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LAUNCHER_SECONDS if is_rank() else None):
-                await stopped.wait()
 
 
 def _stop_event() -> asyncio.Event:

@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
 from contextlib import closing
@@ -11,7 +12,7 @@ from random import Random
 
 import pytest
 
-from faults.rig.drive import Drive
+from faults.rig.drive import Drive, read_journal
 from faults.rig.shim import compile_shim
 
 SEEDS = range(12)
@@ -27,6 +28,23 @@ os.write(synced, b"second")
 loose = os.open(folder + "/loose", os.O_WRONLY | os.O_CREAT)
 os.write(loose, b"third")
 os.fsync(loose)
+print("written", flush=True)
+sys.stdin.read()
+"""
+PAIR = """
+import os, sys
+folder = sys.argv[1]
+directory = os.open(folder, os.O_RDONLY)
+first, second = (os.open(folder + "/" + name, os.O_WRONLY | os.O_CREAT) for name in ("one", "two"))
+os.fsync(directory)
+pid = os.fork()
+file = os.open(folder + ("/two" if pid else "/one"), os.O_WRONLY | os.O_APPEND)
+for number in range(100):
+    os.write(file, b"%02d" % number)
+    os.fsync(file)
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
 print("written", flush=True)
 sys.stdin.read()
 """
@@ -104,6 +122,34 @@ def test_a_kill_alone_loses_nothing(drive: Drive, tmp_path: Path) -> None:
     run_and_kill(drive, tmp_path / "data", WRITER)
     drive.cut(Random(0))
     assert (tmp_path / "data" / "synced").read_bytes().startswith(b"firstsecondfirst")
+
+
+def test_what_each_of_two_processes_synced_survives(drive: Drive, tmp_path: Path) -> None:
+    """A worker's ranks share a drive and its journal."""
+    folder = tmp_path / "data"
+    run_and_kill(drive, folder, PAIR)
+    drive.cut(Random(0))
+    expected = b"".join(b"%02d" % number for number in range(100))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "one": expected,
+        "two": expected,
+    }
+
+
+def test_operations_behind_a_torn_one_are_read() -> None:
+    """Another process wrote them, after a kill in the middle of the write of a record."""
+
+    def record(data: bytes) -> bytes:
+        path = b"/data/one"
+        return (
+            struct.pack("<IIQQQQ", 0x4B564A31, ord("W"), 1, 0, len(path), len(data)) + path + data
+        )
+
+    whole = [record(bytes([number]) * 50) for number in range(3)]
+    journal = whole[0] + record(bytes(100))[:90] + whole[1] + whole[2] + record(bytes(100))[:30]
+    assert [(each.data[0], len(each.data)) for each in read_journal(journal)] == [
+        (number, 50) for number in range(3)
+    ]
 
 
 @pytest.mark.parametrize(("synchronous", "survive"), [("FULL", True), ("OFF", False)])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_acknowledged_turns_survive_and_nothing_is_left_over(
     folder.mkdir()
     found = Round(build(folder, rig), scripts, undisturbed, SEEDS[name]).run(weights, FAULTS)
     assert found.faults == len(found.counts["faults"]) == FAULTS
+    assert found.counts["acknowledged"]["turn"] > 0
+    assert failures(found) == {}
+
+
+def test_acknowledged_turns_survive_in_workers_of_two_ranks(
+    root: Path, rig: Rig, scripts: Sequence[Script], undisturbed: Undisturbed
+) -> None:
+    folder = root / "ranks-of-files"
+    folder.mkdir()
+    build, weights = SETUPS["files only"]
+    setup = build(folder, replace(rig, ranks=2))
+    found = Round(setup, scripts, undisturbed, SEEDS["files only"]).run(weights, FAULTS)
+    assert found.faults == FAULTS
     assert found.counts["acknowledged"]["turn"] > 0
     assert failures(found) == {}
 

@@ -55,6 +55,7 @@ class Follower:
             case "swap out":
                 self._runner.swap_out(decision.session)
             case "unload":
+                self._runner.idle.forget(decision.session)  # rank 0 has taken it out as due
                 self._engine.unload(decision.session)
             case "call":
                 self._call(decision)

@@ -78,7 +78,7 @@ class JobRunner:
     def start(self, job: Job) -> None:
         """Start a job, or let one that was preempted go on; its session gets a slot, which is free."""
         began = time.perf_counter()
-        resumed = job.running is not None
+        resumed, resident = job.running is not None, self._is_resident(job.session)
         running, failed = None, None
         try:
             running = job.context.run(self._create_steps, job)
@@ -86,6 +86,9 @@ class JobRunner:
             failed = error
         [failed] = self._group.end([failed])
         if failed is not None:
+            if not resident:
+                # Its rows may be there on this rank alone: the ranks' slots are taken alike.
+                self._give_back(job.session)
             self.fail(job, failed)
             return
         self.queued.remove(job)
@@ -189,6 +192,15 @@ class JobRunner:
         self.queued.insert(0, job)
 
     # Internals
+
+    def _is_resident(self, name: str) -> bool:
+        session = self._engine.sessions.get(name)
+        return session is not None and session.slot is not None
+
+    def _give_back(self, name: str) -> None:
+        """Free a session's slot, if it has one."""
+        if self._is_resident(name):
+            self.swap_out(name)
 
     def _create_steps(self, job: Job) -> Steps[Any]:
         """Create a job's steps, or return those that it has. Raises as `Engine.session`."""

@@ -45,7 +45,7 @@ def rewind(
 
 
 def _select(engine: Engine, resident: ResidentSession) -> Selection | None:
-    """Select the rows that evictions by position leave of the session; None if these are active."""
+    """Select the rows that evictions by position leave of the session; None if these are active on all ranks."""
     length = resident.session.length
     active = Selection.from_slot(engine.cache, resident.slot)
     if not resident.config.recalls:
@@ -55,7 +55,7 @@ def _select(engine: Engine, resident: ResidentSession) -> Selection | None:
         at.to(torch.int32).expand(heads, -1).contiguous()
         for at in select_by_position(resident, engine.settings, length)
     ]
-    if all(map(_is_same, active.positions, positions)):
+    if not engine.group.some([not all(map(_is_same, active.positions, positions))])[0]:
         return None
     promoted = tuple(torch.zeros(each.shape, dtype=torch.bool) for each in positions)
     return Selection(tuple(positions), promoted)

@@ -1,7 +1,10 @@
 """Start of a worker's ranks by torch's launcher, which ends all of them when one has ended."""
 
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 import structlog
@@ -11,12 +14,29 @@ from kvrecall_server.app.errors import CannotServe
 # Beyond the time of a drain, in which a rank ends before it is killed.
 _CLOSING_SECONDS = 10
 _MONITOR_SECONDS = 0.25
+# A rank looks so often whether its launcher is there.
+_WATCH_SECONDS = 0.5
 _log = structlog.get_logger("kvrecall.process")
 
 
 def is_rank() -> bool:
     """Check if this process was started as one of several ranks."""
     return "RANK" in os.environ
+
+
+def end_with_launcher() -> None:
+    """Send SIGTERM to this process, a rank, when the one that has started it has ended.
+
+    A rank that still loads, or waits for the others, ends at once then; rank 0 drains, if it serves.
+    """
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_WATCH_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def launch_ranks(count: int, drain_seconds: float, arguments: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from faults.rig.ports import free_port
+from kvstore.store import RowStore
 from reference import MODEL_PATH
 from tests.workers.conftest import LocalWorker
 from tests.workers.parallel.follower_plan import PATIENCE, Plan
@@ -38,6 +39,20 @@ def group() -> Iterator[ProcessGroup]:
             second.kill()
             second.wait()
             joined.leave()
+
+
+@pytest.fixture
+def lose_page() -> Callable[[RowStore, str, int], None]:
+    """lose_page(store, session, index): as everywhere, of rank 0 alone."""
+
+    def lose(store: RowStore, session: str, index: int) -> None:
+        [page] = store.page_ids(session, [index])
+        assert page is not None, "only a stored page can be lost"
+        store.flush(session)
+        for tier in store._stack.tiers.warm:
+            tier.delete([page])
+
+    return lose
 
 
 @pytest.fixture

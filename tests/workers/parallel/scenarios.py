@@ -30,7 +30,10 @@ CASES: dict[str, dict[str, Any]] = {
     "random": {"method": "random", "budget": 96},
     "sparse prefill": {"method": "full", "options": SPARSE},
 }
-SETTINGS: dict[str, dict[str, Any]] = {"crowd": {"slots": 2, "block_tokens": 64}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "crowd": {"slots": 2, "block_tokens": 64},
+    "failure": {"slots": 2},
+}
 
 
 def say(count: int, seed: int = 0) -> str:
@@ -138,24 +141,39 @@ def converse(worker: LocalWorker) -> dict[str, Any]:
 
 
 def fail_and_go_on(worker: LocalWorker) -> dict[str, Any]:
-    """Turns that fail on one rank's disk fail as a whole, and the sessions go on once opened again."""
+    """Turns that fail on one rank's disk fail as a whole, and the sessions go on once opened again.
+
+    Two others, which need all slots behind a failure, decode together as if there had been none.
+    """
     found: dict[str, Any] = {}
     spec = CASES["default"]
-    worker.open("other", row_key=KEY, **spec)
     for name in ("unreadable", "unwritable"):
         state = None
         errors = list[str]()
         for turn in range(2):
             worker.open(name, state=state, **spec)
-            try:
-                state = worker.turn(name, say(120, turn)).state
-            except WorkerError as error:
+            done = worker.submit(name, say(120, turn))
+            error = done.exception(600)
+            found[f"others, turn {turn} of {name}"] = _talk_together(worker)
+            if isinstance(error, WorkerError):
                 errors.append(type(error).__name__)
                 worker.open(name, state=state, **spec)
-                state = worker.turn(name, say(120, turn)).state
-        found[name] = {"errors": errors, "length": state.length if state else 0}
-        found[f"other, after {name}"] = describe(worker.turn("other", say(20, 5)))
+                done = worker.submit(name, say(120, turn))
+            state = done.result(600).state
+        found[name] = {"errors": errors, "length": state.length}
     return found
+
+
+def _talk_together(worker: LocalWorker) -> list[dict[str, Any]]:
+    """A turn in two sessions at once, which are deleted afterwards."""
+    names = ("one", "other")
+    for name in names:
+        worker.open(name, **CASES["default"])
+    running = [worker.submit(name, say(20, seed)) for seed, name in enumerate(names)]
+    said = [describe(each.result(600)) for each in running]
+    for name in names:
+        worker.scheduler.delete(pb.DeleteRequest(session=name)).result(600)
+    return said
 
 
 SCENARIOS: dict[str, Callable[[LocalWorker], dict[str, Any]]] = {

@@ -16,4 +16,6 @@ def test_what_fails_on_one_rank_fails_as_a_whole(
         assert alone[name]["errors"] == []
         assert ranks[name]["errors"] == ["StorageFailed"]
         assert ranks[name]["length"] == alone[name]["length"]
-        assert ranks[f"other, after {name}"] == alone[f"other, after {name}"]
+        for turn in range(2):
+            others = f"others, turn {turn} of {name}"
+            assert ranks[others] == alone[others]

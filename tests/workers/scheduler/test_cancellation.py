@@ -45,13 +45,13 @@ def test_a_cancelled_turn_frees_its_slot_and_is_undone_by_the_next_open(
     worker.open(state=committed)
     assert worker.memory().length == committed.length == worker.engine.store.length("s")
     again = worker.turn("s", words(30, seed=1), max_tokens=12)
+    worker.check()
     never = make_worker()
     never.open()
     never.turn("s", words(40), max_tokens=8)
     assert list(again.token_ids) == list(
         never.turn("s", words(30, seed=1), max_tokens=12).token_ids
     )
-    worker.check()
 
 
 def test_a_turn_can_be_cancelled_in_the_middle_of_its_prefill(

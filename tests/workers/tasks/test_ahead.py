@@ -37,8 +37,12 @@ def ahead(worker: Any, name: str, messages: Said) -> int:
     return found.prompt_tokens
 
 
-def settle(worker: Any, name: str) -> None:
-    worker.scheduler.settle(pb.SettleRequest(session=name, epoch=1)).result(600)
+def settle(worker: Any, name: str) -> pb.SessionState:
+    """Settle a session; returns what is committed of it."""
+    settled: pb.SettleResult = worker.scheduler.settle(
+        pb.SettleRequest(session=name, epoch=1)
+    ).result(600)
+    return settled.state
 
 
 def begin(worker: Any, *names: str, **spec: Any) -> pb.TurnDone:
@@ -128,7 +132,7 @@ def test_what_needs_the_committed_session_has_it_opened_again(
     worker = make_worker("qwen2", **LIMITS)
     committed = begin(worker, "s", "plain", repair_rows=8)
     text = words(200)
-    state = worker.engine.snapshot(worker.engine.session("s"))
+    state = settle(worker, "s")
     assert ahead(worker, "s", [result(text)]) > 0
     with pytest.raises(UnknownSession, match="open it again"):
         turn(worker, text)
