@@ -41,9 +41,13 @@ def namespace(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def read_pages(redis_url: str, namespace: str) -> dict[bytes, bytes | str]:
     """Read the pages of a namespace by their ids."""
+    found = dict[bytes, bytes]()
     with closing(Redis.from_url(redis_url)) as redis:
-        names = list(redis.scan_iter(f"{namespace}:*:p:*", count=1000))
-        return {name.rpartition(b":")[2]: redis.get(name) or b"" for name in names}
+        for name in redis.scan_iter(f"{namespace}:*:p:*", count=1000):
+            page = redis.get(name)
+            assert isinstance(page, bytes)
+            found[name.rpartition(b":")[2]] = page
+    return found
 
 
 def test_a_worker_on_an_empty_folder_finds_its_rows_in_redis(
