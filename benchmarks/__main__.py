@@ -30,6 +30,7 @@ MODULES = {
     "pauses": "benchmarks.pauses",
     "peers": "benchmarks.peers.benchmark",
     "placement": "benchmarks.placement.benchmark",
+    "ranks": "benchmarks.ranks.benchmark",
     "repair": "benchmarks.repair",
     "retrieval": "benchmarks.retrieval",
     "scale": "benchmarks.scale.benchmark",

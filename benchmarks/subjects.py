@@ -207,17 +207,17 @@ class KvrecallChat:
     def __init__(self, name: str, worker: Worker, method: str, budget: int) -> None:
         self.name = name
         self._worker = worker
-        worker.open("measured", method, budget)
+        worker.open(name, method, budget)
 
     def turn(self, text: str, output_tokens: int) -> Timed:
         """Append a user message and generate, see `Subject`."""
         clock = Clock()
-        done = self._worker.ask("measured", text, output_tokens, clock).result()
+        done = self._worker.ask(self.name, text, output_tokens, clock).result()
         return clock.timed(done.prompt_tokens)
 
     def cache_bytes(self) -> int:
         """Bytes of the active keys and values."""
-        return int(self._worker.scheduler.memory("measured").result().active_bytes)
+        return int(self._worker.scheduler.memory(self.name).result().active_bytes)
 
     def close(self) -> None:
         """Close the worker."""

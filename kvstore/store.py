@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import compress
 from operator import or_
 
 from torch import Tensor
@@ -159,20 +160,20 @@ class RowStore:
         absent = find_absent(self._context, pages)
         return [page_id not in absent for page_id in pages]
 
-    def delete(self, pages: Sequence[PageId]) -> "Future[int]":
+    def delete(self, pages: Sequence[PageId]) -> "Future[frozenset[PageId]]":
         """Delete pages from every tier, but those that an open session has.
 
-        Counts those that the lowest tier or a bucket had. Failed deletions are retried in the background.
+        The result is those that the lowest tier or a bucket had. Failed deletions are retried in the background.
         Deletions that are waited for at the same time share one sync. A shared tier deletes after a
         while: other processes may be about to use them.
         """
         free, held = self._opener.split_free(pages)
         self._renew_held(held)
-        had = 0
+        had = frozenset[PageId]()
         with suppress(TierError):
             stored = self._stack.tiers.contains(self._stack.tiers.bottom, free)
             cold = map(self._stack.cold.knows, free)
-            had = sum(map(or_, stored, cold))
+            had = frozenset(compress(free, map(or_, stored, cold)))
         self._opener.delete(free)
         return then(self._through.flush(free), lambda _: had)
 

@@ -14,11 +14,12 @@ from kvrecall_server.app.catalog import open_catalog
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.models import check_model, resolve_model
 from kvrecall_server.app.progress import show_progress
+from kvrecall_server.app.rank_storage import Rank
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.preflight import read_shape, read_vocabulary
 from kvrecall_server.app.tiers import STATES, cold_tier, durable_tiers
 from kvstore.errors import KvStoreError
-from kvstore.format.page import PageLayout
+from kvstore.format.page import PageHeader, PageLayout
 from kvstore.tiers.base import Tier
 from services.catalog.base import Catalog
 from workers.errors import ModelRefused
@@ -46,9 +47,9 @@ def has_catalog(settings: Settings) -> bool:
     return settings.catalog_url is not None or catalog_file(settings).exists()
 
 
-def has_pages(settings: Settings) -> bool:
-    """True if a folder of pages exists; opening a missing one would create it."""
-    return pages_folder(settings).is_dir()
+def has_pages(settings: Settings, rank: Rank = Rank()) -> bool:
+    """True if a folder of a rank's pages exists; opening a missing one would create it."""
+    return pages_folder(rank.settings_of(settings)).is_dir()
 
 
 @asynccontextmanager
@@ -76,9 +77,9 @@ async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
 
 @contextmanager
 def open_tiers(
-    settings: Settings, *, states: bool = False, with_bucket: bool = False
+    settings: Settings, rank: Rank = Rank(), *, states: bool = False, with_bucket: bool = False
 ) -> Iterator[list[Tier]]:
-    """The durable tiers, fastest first, closed at the end; the last one is authoritative.
+    """The durable tiers of a rank, fastest first, closed at the end; the last one is authoritative.
 
     Those of rows, or of recurrent states. `with_bucket`: behind them also the bucket, where one is
     configured.
@@ -86,10 +87,11 @@ def open_tiers(
     The model is loaded only where a tier names pages by its layout. Raises CannotServe, also for storage
     errors within.
     """
-    store = settings.store
+    part = rank.settings_of(settings)
+    store = part.store
     needs_layout = store.redis_url is not None or (with_bucket and store.cold_url is not None)
-    layout = load_layouts(settings)[states] if needs_layout else None
-    data = settings.data / STATES if states else settings.data
+    layout = load_layouts(settings, rank.count)[states] if needs_layout else None
+    data = part.data / STATES if states else part.data
     tiers: list[Tier] = []
     try:
         tiers = durable_tiers(layout, data, store)
@@ -103,23 +105,30 @@ def open_tiers(
             tier.close()
 
 
-def find_origin(settings: Settings, tiers: Sequence[Tier]) -> Origin:
+def find_origin(settings: Settings, tiers: Sequence[Tier], ranks: int = 1) -> Origin:
     """The model and layout of the stored rows: of any page, or of the model where there is none.
 
-    Only then the model is loaded. Raises CannotServe.
+    Only then the model is loaded. ranks: between which its heads are divided; the origin has all of them.
+    Raises CannotServe.
     """
     headers = (header for tier in tiers for header in tier.stored())
     # An unreadable one has no layout.
     header = next((each for each in headers if each.page_tokens), None)
-    return get_origin(load_layout(settings) if header is None else header)
+    return get_origin(load_layout(settings)) if header is None else get_whole_origin(header, ranks)
 
 
-def read_origin(settings: Settings) -> Origin:
+def get_whole_origin(header: PageHeader, ranks: int) -> Origin:
+    """The model and layout of all heads, of a page of one of so many ranks."""
+    origin = get_origin(header)
+    return replace(origin, n_kv_heads=origin.n_kv_heads * ranks)
+
+
+def read_origin(settings: Settings, rank: Rank = Rank()) -> Origin:
     """The same of a data directory, which is not created where it is missing. Raises CannotServe."""
-    if not has_pages(settings):
+    if not has_pages(settings, rank):
         return get_origin(load_layout(settings))
-    with open_tiers(settings) as tiers:
-        return find_origin(settings, tiers)
+    with open_tiers(settings, rank) as tiers:
+        return find_origin(settings, tiers, rank.count)
 
 
 def find_bounds(settings: Settings, origin: Origin) -> Bounds:
@@ -142,14 +151,18 @@ def load_layout(settings: Settings) -> PageLayout:
     return load_layouts(settings)[0]
 
 
-def load_layouts(settings: Settings) -> tuple[PageLayout, PageLayout | None]:
-    """The same, and the layout of its recurrent states, if it has any. Raises CannotServe."""
+def load_layouts(settings: Settings, ranks: int = 1) -> tuple[PageLayout, PageLayout | None]:
+    """The same, and the layout of its recurrent states, if it has any. Raises CannotServe.
+
+    ranks: between which the heads of rows are divided. States are whole on each of them.
+    """
     try:
         check_model(settings.model)
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
     with show_progress(f"loading {settings.model}, to know its rows"):
-        return _load_layouts(settings)
+        rows, states = _load_layouts(settings)
+    return replace(rows, n_kv_heads=rows.n_kv_heads // ranks), states
 
 
 def _load_layouts(settings: Settings) -> tuple[PageLayout, PageLayout | None]:

@@ -1,30 +1,126 @@
-"""Where a rank stores the rows of its heads: beside the other ranks', which have other rows of the same pages."""
+"""Where a rank stores the rows of its heads: beside the other ranks', which have other rows of the same pages.
 
+Imports no torch: checks of files need none.
+"""
+
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvrecall_server.app.errors import CannotServe
+from kvrecall_server.app.settings import Settings
+from kvrecall_server.app.start.memory import to_gibibytes
 from kvstore.settings import StoreSettings
-from workers.parallel.group import Group
+
+_FOLDER = re.compile(r"rank-\d+-of-(\d+)")
+_LIMITS = ("nvme_bytes", "redis_bytes", "cold_bytes")
 
 
-def get_rank_folder(data: Path, group: Group) -> Path:
-    """Return the folder of a rank's rows; that of a worker of one process is the data directory."""
-    return data if group.count == 1 else data / f"rank-{group.index}-of-{group.count}"
+@dataclass(frozen=True)
+class Rank:
+    """One of the `count` ranks of a worker; a worker of one process is the only one."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        """Name of its folders and namespaces; empty for the only one."""
+        return f"rank-{self.index}-of-{self.count}" if self.count > 1 else ""
+
+    def find_folder(self, data: Path) -> Path:
+        """Return the folder of its rows under a data directory."""
+        return data / self.name
+
+    def divide(self, tiers: StoreSettings) -> StoreSettings:
+        """Return its part of a worker's tiers: of their limits, with names of its own in Redis and a bucket."""
+        if self.count == 1:
+            return tiers
+        update: dict[str, object] = {
+            name: limit // self.count
+            for name in _LIMITS
+            if (limit := getattr(tiers, name)) is not None
+        }
+        update["redis_namespace"] = f"{tiers.redis_namespace}-{self.name}"
+        if tiers.cold_url is not None:
+            update["cold_url"] = f"{tiers.cold_url.rstrip('/')}/{self.name}"
+        return tiers.model_copy(update=update)
+
+    def settings_of(self, settings: Settings) -> Settings:
+        """Return the settings of a worker with data directory and tiers of this rank."""
+        update = {"data": self.find_folder(settings.data), "store": self.divide(settings.store)}
+        return settings.model_copy(update=update)
 
 
-def divide_tiers(tiers: StoreSettings, group: Group) -> StoreSettings:
-    """Divide the limits of a worker's tiers between its ranks, each with names of its own in Redis.
+def list_ranks(count: int) -> list[Rank]:
+    """List the ranks of a worker of so many."""
+    return [Rank(index, count) for index in range(count)]
 
-    Raises CannotServe for a bucket, in which ranks have no names of their own yet.
+
+def choose_ranks(settings: Settings) -> list[Rank]:
+    """Choose the ranks whose rows a stopped worker's tools look at.
+
+    As many as are set; where that is one, and only workers of several have rows, as many as these had.
+    Raises CannotServe where they had different numbers.
     """
-    if group.count == 1:
-        return tiers
-    if tiers.cold_url is not None:
-        raise CannotServe("--tensor-parallel and KVRECALL_STORE__COLD_URL exclude each other")
-    parts = {
-        name: limit // group.count
-        for name in ("nvme_bytes", "redis_bytes")
-        if (limit := getattr(tiers, name)) is not None
-    }
-    namespace = f"{tiers.redis_namespace}-rank-{group.index}-of-{group.count}"
-    return tiers.model_copy(update={**parts, "redis_namespace": namespace})
+    found = _find_counts(settings.data)
+    if settings.tensor_parallel > 1 or 1 in found or not found:
+        return list_ranks(settings.tensor_parallel)
+    if len(found) > 1:
+        raise CannotServe(
+            f"{settings.data} has rows of workers of {' and of '.join(map(str, found))} ranks: name the "
+            "number that is in use with --tensor-parallel"
+        )
+    return list_ranks(found[0])
+
+
+@dataclass(frozen=True)
+class IdleRows:
+    """Rows of workers of another number of ranks, which the one in use does not read.
+
+    Attributes:
+        count: Ranks of the worker that stored them.
+        names: Names of their folders under the data directory, as a shell takes them.
+        bytes: Bytes of all files there.
+    """
+
+    count: int
+    names: tuple[str, ...]
+    bytes: int
+
+    @property
+    def what(self) -> str:
+        """What they are, in words."""
+        ranks = f"of {self.count} ranks" if self.count > 1 else "of one process"
+        return f"{to_gibibytes(self.bytes)} of rows of a worker {ranks}"
+
+    @property
+    def advice(self) -> str:
+        """What can be done about them."""
+        return (
+            f"not read: its sessions were computed again. Delete {' and '.join(self.names)} to have the "
+            f"space back, unless a worker with --tensor-parallel {self.count} is to go on"
+        )
+
+
+def find_idle_rows(data: Path, used: int) -> list[IdleRows]:
+    """Find the rows under a data directory that a worker of `used` ranks does not read."""
+    from kvrecall_server.app.tiers import STATES  # it brings the libraries of all tiers
+
+    found = []
+    for count in _find_counts(data):
+        names = (f"rank-*-of-{count}",) if count > 1 else ("pages", STATES)
+        folders = [folder for name in names for folder in data.glob(name)]
+        files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+        if count != used:
+            found.append(IdleRows(count, names, sum(path.stat().st_size for path in files)))
+    return found
+
+
+def _find_counts(data: Path) -> list[int]:
+    """Find the numbers of ranks of workers that have stored rows under a data directory, ascending."""
+    matches = (_FOLDER.fullmatch(path.name) for path in data.glob("rank-*-of-*"))
+    counts = {int(match[1]) for match in matches if match}
+    if any((data / "pages").glob("segment-*.kv")):
+        counts.add(1)
+    return sorted(counts)

@@ -19,7 +19,7 @@ from kvrecall_server.app.calibration import find_profile, measure_once
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.logs import adopt_loggers, hide_variables
 from kvrecall_server.app.models import get_recommended_sampling, resolve_model
-from kvrecall_server.app.rank_storage import divide_tiers, get_rank_folder
+from kvrecall_server.app.rank_storage import Rank
 from kvrecall_server.app.settings import Quantization, Settings
 from kvrecall_server.app.start.memory import (
     STATE_SHARE,
@@ -165,7 +165,8 @@ def _build_parts(
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     loaded = _choose_chunks(loaded, settings)
     metrics = metrics or create_metrics()
-    tiers, rows = divide_tiers(tiers, group), get_rank_folder(data, group)
+    rank = Rank(group.index, group.count)
+    tiers, rows = rank.divide(tiers), rank.find_folder(data)
     # Of a model with recurrent states these have a share of the memory, and of the tiers' limits.
     state_ram_bytes = ram_bytes // STATE_SHARE if loaded.state_bytes else 0
     tiers = tiers.halve() if loaded.state_bytes else tiers
@@ -188,6 +189,7 @@ def _build_service(
     parts: Parts, model: str | Path, data: Path, settings: WorkerSettings
 ) -> WorkerService:
     engine = Engine(parts)
+    folder = Rank(engine.group.index, engine.group.count).find_folder(data)
     if model_ends := parts.model.unrotated:
         structlog.get_logger().info("sessions end with the model's context", model=model_ends)
     native = engine.native
@@ -197,7 +199,7 @@ def _build_service(
         Scheduler(engine),
         Embedder(settings.embedder, parts.model.device),
         str(model),
-        CatalogBinding(get_rank_folder(data, engine.group) / "pages" / "catalog-id"),
+        CatalogBinding(folder / "pages" / "catalog-id"),
     )
 
 

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from kvrecall_server.app.errors import BadSessionFile, CannotServe
 from kvrecall_server.app.progress import Report, show_progress
+from kvrecall_server.app.rank_storage import Rank, choose_ranks
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.cli.access.tenants import require_tenant_name
-from kvrecall_server.cli.options import Data, Model, build_settings
+from kvrecall_server.cli.options import Data, Model, TensorParallel, build_settings
 from kvrecall_server.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
@@ -48,26 +49,32 @@ WithoutPages = Annotated[
     ),
 ]
 
+_NO_ROWS = "no rows; they are computed again when they are needed"
+
 
 def export_command(
     session: Session,
     file: Target,
     data: Data = None,
     model: Model = None,
+    tensor_parallel: TensorParallel = None,
     without_pages: WithoutPages = False,
 ) -> None:
     """Write a session to one file: its messages, its state and its rows.
 
     OpenAI's responses and conversations that it has answered go with it.
 
-    The service that uses the data directory must be stopped.
+    The service that uses the data directory must be stopped. Rows of a worker of several ranks stay where
+    they are.
     """
-    settings = build_settings(data=data, model=model)
+    settings = build_settings(data=data, model=model, tensor_parallel=tensor_parallel)
+    ranks = choose_ranks(settings)
+    with_pages = not without_pages and len(ranks) == 1
     with show_progress(f"exporting {session}") as report:
         moved, answers = asyncio.run(
-            _export(settings, session, file, report, with_pages=not without_pages)
+            _export(settings, ranks[0], session, file, report, with_pages=with_pages)
         )
-    summary = ("no rows" if without_pages else _describe(moved)) + _list(answers)
+    summary = (_describe(moved) if with_pages else _NO_ROWS) + _list(answers)
     Console().print(f"{session} written to {file}: {summary}", highlight=False, soft_wrap=True)
 
 
@@ -75,6 +82,7 @@ def import_command(
     file: Source,
     data: Data = None,
     model: Model = None,
+    tensor_parallel: TensorParallel = None,
     name: NewId = None,
     tenant: Tenant = "",
     require_signature: RequireSignature = False,
@@ -83,10 +91,11 @@ def import_command(
     """Add the session of a file to a data directory.
 
     The file is checked first: nothing changes if it is damaged or of another model, or if its
-    values do not add up. Only a signature shows that nobody has changed it.
+    values do not add up. Only a signature shows that nobody has changed it. Rows are left out where a
+    worker of several ranks is to have the session.
     """
     require_tenant_name(tenant)
-    settings = build_settings(data=data, model=model)
+    settings = build_settings(data=data, model=model, tensor_parallel=tensor_parallel)
     wanted = Wanted(file, name, tenant, require_signature, with_pages=not without_pages)
     with show_progress(f"importing {file}") as report:
         session, moved, answers, signature = asyncio.run(_import(settings, wanted, report))
@@ -97,9 +106,9 @@ def import_command(
 
 
 async def _export(
-    settings: Settings, session: str, file: Path, report: Report, *, with_pages: bool
+    settings: Settings, rank: Rank, session: str, file: Path, report: Report, *, with_pages: bool
 ) -> "tuple[PagesMoved, Answers]":
-    """Write the file; return the counts of its pages, and its responses.
+    """Write the file; return the counts of its pages, and its responses. The rank's pages name the model.
 
     Raises CannotServe, BadSessionFile.
     """
@@ -122,12 +131,12 @@ async def _export(
 
     if not has_catalog(settings):
         raise CannotServe(f"{settings.data} holds no catalog; name a data directory with --data")
-    with open_tiers(settings, with_bucket=with_pages) as tiers:
+    with open_tiers(settings, rank, with_bucket=with_pages) as tiers:
         async with open_stopped_catalog(settings) as catalog, claimed(catalog, session):
             dump = await dump_session(catalog, session)
             answers = await dump_answers(catalog, dump.session)
             key = await _find_page_key(catalog, dump.session.settings.tenant)
-        origin = find_origin(settings, tiers)
+        origin = find_origin(settings, tiers, rank.count)
         moved = PagesMoved(missing=count_pages(dump))
         with write_archive(file, _find_key(settings)) as writer:
             writer.add(build_header(session, origin, settings.model, has_pages=with_pages))
@@ -162,13 +171,15 @@ async def _import(
     from kvrecall_server.admin.archive.pages import name_pages, put_pages
     from kvrecall_server.admin.offline import open_stopped_catalog, open_tiers
 
-    found, dump, answers = _read(settings, wanted, report)
+    rank = choose_ranks(settings)[0]
+    with_pages = wanted.with_pages and rank.count == 1
+    found, dump, answers = _read(settings, rank, wanted, report)
     dump = name_pages(dump, found.header.origin.page_tokens)
-    with open_tiers(settings) as tiers:
+    with open_tiers(settings, rank) as tiers:
         async with open_stopped_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
             key = await _find_page_key(catalog, dump.session.settings.tenant)
-            with put_pages(wanted.file, dump, tiers[-1], key, wanted=wanted.with_pages) as moved:
+            with put_pages(wanted.file, dump, tiers[-1], key, wanted=with_pages) as moved:
                 await catalog.sessions.restore(dump)
             seconds = settings.service.response_days * 86_400.0
             added = await restore_answers(catalog, answers, seconds)
@@ -176,7 +187,7 @@ async def _import(
 
 
 def _read(
-    settings: Settings, wanted: Wanted, report: Report
+    settings: Settings, rank: Rank, wanted: Wanted, report: Report
 ) -> "tuple[CheckedArchive, SessionDump, Answers]":
     """Read and check the file against the data directory. Raises CannotServe, BadSessionFile."""
     from kvrecall_server.admin.archive.answers import from_answer_records
@@ -197,7 +208,7 @@ def _read(
         )
     dump = from_records(found.records, wanted.name or found.header.session, wanted.tenant)
     answers = from_answer_records(found.records, dump.session)
-    origin = read_origin(settings)
+    origin = read_origin(settings, rank)
     require_origin(file, found, origin)
     problems = validate_session(dump, find_bounds(settings, origin)) + validate_answers(answers)
     if problems:

@@ -17,13 +17,15 @@ from rich.table import Table
 
 from kvrecall_server.app.errors import CannotCheck, CannotServe
 from kvrecall_server.app.progress import Report, show_progress
+from kvrecall_server.app.rank_storage import Rank, choose_ranks, find_idle_rows
 from kvrecall_server.app.settings import Settings
-from kvrecall_server.cli.options import Data, Model, build_settings
+from kvrecall_server.cli.options import Data, Model, TensorParallel, build_settings
 from kvrecall_server.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
     from kvrecall.domain.page_ids import PageId
     from kvrecall_server.admin.fsck import Finding, KnownSession, Leftovers, Stored
+    from kvrecall_server.admin.fsck_ranks import RankPages
     from kvrecall_server.admin.validation.bounds import Bounds
     from kvstore.format.page import PageLayout
     from kvstore.fsck import PagesReport
@@ -35,6 +37,7 @@ FOUND_PROBLEMS = 1
 def fsck_command(
     data: Data = None,
     model: Model = None,
+    tensor_parallel: TensorParallel = None,
     repair: Annotated[
         bool,
         typer.Option("--repair", help="Delete pages and states of no session now."),
@@ -48,14 +51,16 @@ def fsck_command(
     """
     from kvrecall_server.admin.offline import has_catalog, has_pages
 
-    settings = build_settings(data=data, model=model)
+    settings = build_settings(data=data, model=model, tensor_parallel=tensor_parallel)
     console = Console()
-    if not has_catalog(settings) and not has_pages(settings) and not _has_remote(settings):
+    ranks = _choose_ranks(settings)
+    has_rows = any(has_pages(settings, rank) for rank in ranks) or _has_remote(settings)
+    if not has_catalog(settings) and not has_rows:
         raise CannotCheck(
             f"{settings.data} has neither a catalog nor pages; name a data directory with --data"
         )
     with show_progress(f"checking {settings.data}") as report:
-        reports, findings, sessions = asyncio.run(_check(settings, repair, report))
+        reports, findings, sessions = asyncio.run(_check(settings, ranks, repair, report))
     _print_findings(console, reports, findings)
     problems = sum(finding.problem for finding in findings)
     console.print(
@@ -66,30 +71,40 @@ def fsck_command(
     raise typer.Exit(FOUND_PROBLEMS if problems else 0)
 
 
+def _choose_ranks(settings: Settings) -> list[Rank]:
+    """The ranks of the worker whose rows are checked. Raises CannotCheck."""
+    try:
+        return choose_ranks(settings)
+    except CannotServe as error:
+        raise CannotCheck(str(error)) from error
+
+
 async def _check(
-    settings: Settings, repair: bool, report: Report
+    settings: Settings, ranks: Sequence[Rank], repair: bool, report: Report
 ) -> "tuple[list[PagesReport], list[Finding], str]":
     """Check everything; return the tiers' reports, the findings and the sessions in words.
 
     Raises CannotCheck.
     """
-    from kvrecall_server.admin.fsck import leftover_findings, merge_reports, tier_findings
+    from kvrecall_server.admin.fsck import leftover_findings, tier_findings
+    from kvrecall_server.admin.fsck_ranks import idle_findings
 
     findings = _catalog_findings(settings)
-    rows_reports, state_reports = _read_reports(settings, report)
-    reports = [*rows_reports, *state_reports]
-    pages, states = merge_reports(rows_reports), merge_reports(state_reports)
+    parts = _read_parts(settings, ranks, report)
+    reports = [each for part in parts for each in part.reports]
     for each in reports:
         findings += tier_findings(each)
-    known = await _known(settings, _find_bounds(settings, rows_reports), findings)
+    findings += idle_findings(find_idle_rows(settings.data, len(ranks)))
+    known = await _known(settings, ranks[0], _find_bounds(settings, parts), findings)
     if known is None:
         return reports, findings, "no catalog, so only the pages were checked"
-    findings += _compare(known.sessions, pages, states)
-    for noun, found in (("page", pages), ("state", states)):
-        left = _find_leftovers(settings, known, found)
-        findings += leftover_findings(left, found, noun)
-        if repair and not left.are_many:
-            findings += _delete(settings, left, found, noun)
+    for part in parts:
+        findings += part.label(_compare(known.sessions, part.pages, part.kept_states))
+        for noun, found in (("page", part.pages), ("state", part.kept_states)):
+            left = _find_leftovers(settings, known, found)
+            findings += part.label(leftover_findings(left, found, noun))
+            if repair and not left.are_many:
+                findings += part.label(_delete(settings, part.rank, left, found, noun))
     return reports, findings, f"{len(known.sessions)} sessions"
 
 
@@ -136,25 +151,29 @@ def _is_false_alarm(connection: sqlite3.Connection, report: str) -> bool:
     return not nulls
 
 
-def _read_reports(
-    settings: Settings, report: Report
-) -> "tuple[list[PagesReport], list[PagesReport]]":
-    """Reports on the durable tiers, fastest first: those of rows, and those of recurrent states.
+def _read_parts(settings: Settings, ranks: Sequence[Rank], report: Report) -> "list[RankPages]":
+    """Reports on the durable tiers of each rank, fastest first: those of rows, and those of recurrent states.
 
     Segment files are reported as they are read. Raises CannotCheck when a process uses the directory or
     a tier does not answer.
     """
+    from kvrecall_server.admin.fsck_ranks import RankPages
     from kvrecall_server.admin.fsck_states import label_states
     from kvrecall_server.admin.offline import load_layouts, pages_folder, states_folder
     from kvstore.errors import KvStoreError
 
+    found = list[RankPages]()
     try:
-        layouts = load_layouts(settings) if _has_remote(settings) else (None, None)
-        rows = _read_tiers(settings, pages_folder(settings), layouts[0], report)
-        states = _read_tiers(settings, states_folder(settings), layouts[1], report)
+        remote = _has_remote(settings)
+        layouts = load_layouts(settings, len(ranks)) if remote else (None, None)
+        for rank in ranks:
+            own = rank.settings_of(settings)
+            rows = _read_tiers(own, pages_folder(own), layouts[0], report)
+            states = _read_tiers(own, states_folder(own), layouts[1], report)
+            found.append(RankPages(rank, tuple(rows), tuple(map(label_states, states))))
     except (KvStoreError, CannotServe) as error:
         raise CannotCheck(f"pages cannot be checked: {error}") from error
-    return rows, [label_states(each) for each in states]
+    return found
 
 
 def _read_tiers(
@@ -185,15 +204,16 @@ def _has_remote(settings: Settings) -> bool:
     return settings.store.redis_url is not None or settings.store.cold_url is not None
 
 
-def _find_bounds(settings: Settings, reports: "Sequence[PagesReport]") -> "Bounds":
+def _find_bounds(settings: Settings, parts: "Sequence[RankPages]") -> "Bounds":
     """The bounds of sessions with these pages: those of their model, where it is known."""
-    from kvrecall_server.admin.archive.pages import get_origin
-    from kvrecall_server.admin.offline import find_bounds
+    from kvrecall_server.admin.offline import find_bounds, get_whole_origin
     from kvrecall_server.admin.validation.bounds import Bounds
 
-    pages = (page for report in reports for page in report.pages.values())
-    page = next(pages, None)
-    return Bounds() if page is None else find_bounds(settings, get_origin(page.header))
+    reports = (report for part in parts for report in part.rows)
+    page = next((page for report in reports for page in report.pages.values()), None)
+    if page is None:
+        return Bounds()
+    return find_bounds(settings, get_whole_origin(page.header, len(parts)))
 
 
 @dataclass(frozen=True)
@@ -205,23 +225,24 @@ class _Known:
 
 
 async def _known(
-    settings: Settings, bounds: "Bounds", findings: "list[Finding]"
+    settings: Settings, first: Rank, bounds: "Bounds", findings: "list[Finding]"
 ) -> "_Known | None":
-    """What the catalog knows; None without a catalog.
+    """What the catalog knows; None without a catalog. The first rank's pages name theirs.
 
     What is wrong with a session is added to the findings.
     """
-    from kvrecall_server.admin.offline import has_catalog, open_stopped_catalog
+    from kvrecall_server.admin.offline import has_catalog, open_stopped_catalog, pages_folder
     from workers.rpc.catalog_binding import CatalogBinding
 
     if not has_catalog(settings):
         return None
     try:
         async with open_stopped_catalog(settings) as catalog:
-            bound = CatalogBinding(settings.data / "pages" / "catalog-id").bound
+            pages = pages_folder(first.settings_of(settings))
+            bound = CatalogBinding(pages / "catalog-id").bound
             if bound not in ("", catalog.id):
                 raise CannotCheck(
-                    f"the pages in {settings.data / 'pages'} belong to catalog {bound}, and this is "
+                    f"the pages in {pages} belong to catalog {bound}, and this is "
                     f"catalog {catalog.id}: check them with their own catalog"
                 )
             sessions = [
@@ -292,8 +313,10 @@ def _find_leftovers(settings: Settings, known: _Known, found: "Stored") -> "Left
     )
 
 
-def _delete(settings: Settings, left: "Leftovers", found: "Stored", noun: str) -> "list[Finding]":
-    """Delete pages or states of no session from every durable tier.
+def _delete(
+    settings: Settings, rank: Rank, left: "Leftovers", found: "Stored", noun: str
+) -> "list[Finding]":
+    """Delete pages or states of no session from every durable tier of a rank.
 
     Those that a turn on another worker may be about to commit stay in tiers that it shares: young
     ones. Raises CannotCheck.
@@ -309,7 +332,7 @@ def _delete(settings: Settings, left: "Leftovers", found: "Stored", noun: str) -
     if not everything:
         return []
     try:
-        with open_tiers(settings, states=noun == "state", with_bucket=True) as tiers:
+        with open_tiers(settings, rank, states=noun == "state", with_bucket=True) as tiers:
             for tier in tiers:
                 tier.delete(everywhere if tier.shared else everything)
                 tier.flush()

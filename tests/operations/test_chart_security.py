@@ -135,9 +135,12 @@ def allows(objects: list[Object], pod: Peer, direction: str, other: Peer, port: 
     rules = [rule for spec in policies for rule in spec.get(kind.lower()) or ()]
     return not policies or any(
         (member not in rule or any(other.matches(peer) for peer in rule[member]))
-        and any(
-            each.get("port") == port and each.get("protocol", "TCP") == "TCP"
-            for each in rule["ports"]
+        and (
+            "ports" not in rule
+            or any(
+                each.get("port") == port and each.get("protocol", "TCP") == "TCP"
+                for each in rule["ports"]
+            )
         )
         for rule in rules
     )

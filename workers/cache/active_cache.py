@@ -47,6 +47,17 @@ class Companion(Protocol):
         """Give an empty slot a content that was copied."""
 
 
+@dataclass(frozen=True)
+class _Surplus:
+    """Rows that a slot has here beyond the rank with the fewest: room, and rows of the shortest head.
+
+    The same however many tokens are appended to all heads, or dropped again.
+    """
+
+    free: int
+    shortest: int
+
+
 class ActiveCache:
     """Working sets of sessions: `slots` slots of `n_kv_heads * sum(rows)` rows each.
 
@@ -91,6 +102,7 @@ class ActiveCache:
         self.peak = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.group = group
         self._free = list(range(slots))
+        self._surplus: dict[int, _Surplus] = {}
         self._companion = companion
         self._transfers = [Transfers(memory.device) for memory in self.pool.memories]
         self.transfers = self._transfers[0]
@@ -115,6 +127,7 @@ class ActiveCache:
         slot = min(self._free)
         self.pool.divide(slot, self.rows if fits else bound)
         self._free.remove(slot)
+        self._surplus.pop(slot, None)
         self.bound[:, slot] = torch.tensor(bound)
         self.peak[:, slot] = 0
         if self._companion is not None:
@@ -170,16 +183,25 @@ class ActiveCache:
 
         Of all ranks: each of them asks.
         """
-        lacks = bool((self.lengths[:, slot] != length).any())
-        return not self.group.some([lacks])[0]
+        return int(self.lengths[:, slot].min()) - self._compare(slot).shortest == length
 
     def free_rows(self, slot: int) -> int:
         """Number of tokens that can be appended before a layer reaches its bound, on any rank.
 
         Each rank asks.
         """
-        free = int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())
-        return min(self.group.gather(free))
+        return self._get_free(slot) - self._compare(slot).free
+
+    def _get_free(self, slot: int) -> int:
+        return int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())
+
+    def _compare(self, slot: int) -> _Surplus:
+        """Compare a slot with those of the ranks, once until its heads change otherwise than alike."""
+        if slot not in self._surplus:
+            own = (self._get_free(slot), int(self.lengths[:, slot].min()))
+            least = [min(each) for each in zip(*self.group.gather(own), strict=True)]
+            self._surplus[slot] = _Surplus(own[0] - least[0], own[1] - least[1])
+        return self._surplus[slot]
 
     def read(self, slot: int, layer: int) -> KVRows:
         """Read a slot's rows; views unless one head is much longer, or the layer is on another device."""
@@ -315,6 +337,7 @@ class ActiveCache:
 
     def _write(self, slot: int, layer: int, rows: KVRows) -> None:
         """Replace the slot's rows in this layer by `rows`, sorted by position."""
+        self._surplus.pop(slot, None)
         lengths = (rows.positions != EMPTY).sum(-1).cpu()
         self.require_bound(slice(layer, layer + 1), [slot], lengths[None, None])
         self.pool.write(slot, layer, rows, lengths)

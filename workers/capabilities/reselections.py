@@ -3,6 +3,7 @@
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.capabilities.capability import NextStep, StepCapability
 from workers.generation.steps import Steps
+from workers.parallel.group import Group
 from workers.repair.reselection import TurnReselections, reselect
 
 
@@ -20,7 +21,12 @@ class Reselections(StepCapability):
         """Begin the turn's counts anew; its neutral signal is observed again."""
         self._turn = TurnReselections()
 
-    def report(self, done: pb.TurnDone) -> None:
+    def report(self, done: pb.TurnDone, group: Group) -> None:
         """Report the turn's re-selections, if there were any."""
-        if self._turn.report.count:
-            done.reselections.CopyFrom(self._turn.report)
+        own = self._turn.report
+        if own.count:
+            done.reselections.CopyFrom(own)
+            rows = group.gather((own.rows_in, own.rows_out))
+            done.reselections.rows_in, done.reselections.rows_out = map(
+                sum, zip(*rows, strict=True)
+            )

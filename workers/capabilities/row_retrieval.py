@@ -4,6 +4,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.capabilities.capability import NextStep, StepCapability
 from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps
+from workers.parallel.group import Group
 from workers.retrieval.retriever import RetrievalCounts, Retriever
 
 
@@ -66,14 +67,14 @@ class RowRetrieval(StepCapability):
         """Drop the retriever, whose rows are freed."""
         self._retriever = None
 
-    def report(self, done: pb.TurnDone) -> None:
+    def report(self, done: pb.TurnDone, group: Group) -> None:
         """Report what the turn's steps retrieved, if any did, or that they could not."""
         counts = RetrievalCounts() if self._retriever is None else self._retriever.counts
         if counts.steps or self._refused:
             done.retrieval.CopyFrom(
                 pb.RetrievalReport(
                     steps=counts.steps,
-                    rows=counts.rows,
+                    rows=sum(group.gather(counts.rows)),
                     seconds=counts.seconds,
                     refused=self._refused,
                 )

@@ -3,6 +3,7 @@
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.forward_step import ForwardStep
 from workers.capabilities.capability import StepCapability
+from workers.parallel.group import Group
 from workers.prefill.sparse_block import SparseBlock, SparseReport
 
 
@@ -22,13 +23,13 @@ class SparsePrefill(StepCapability):
         if isinstance(block, SparseBlock) and (found := block.report) is not None:
             self._reports.append(found)
 
-    def report(self, done: pb.TurnDone) -> None:
+    def report(self, done: pb.TurnDone, group: Group) -> None:
         """Report the blocks that were prefilled sparsely, if any were."""
         if self._reports:
-            joined = SparseReport.join(self._reports)
+            joined = SparseReport.join(group.gather(SparseReport.join(self._reports)))
             done.prefill.CopyFrom(
                 pb.PrefillReport(
-                    blocks=joined.blocks,
+                    blocks=len(self._reports),
                     cover_min=joined.cover_min,
                     cover_mean=joined.cover_mean,
                     density=joined.density_mean,

@@ -2,6 +2,7 @@
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.forward_step import ForwardStep
+from workers.parallel.group import Group
 from workers.retrieval.retriever import Retriever
 
 
@@ -26,5 +27,5 @@ class Capability:
     def end_pass(self, step: ForwardStep) -> None:
         """Take what a pass of this session found."""
 
-    def report(self, done: pb.TurnDone) -> None:
-        """Report the turn, if there is something to report."""
+    def report(self, done: pb.TurnDone, group: Group) -> None:
+        """Report the turn, if there is something to report: of the heads of all ranks of the group."""

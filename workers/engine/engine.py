@@ -230,16 +230,10 @@ class Engine:
             raise UnknownSession(f"session {name} is swapped out; swap it in first")
         return resident
 
-    def delete(self, name: str) -> "Future[int]":
-        """Close a session and delete its pages, as `delete_pages`."""
-        session = self.sessions.get(name)
-        self.unload(name)
-        return self.delete_pages([] if session is None else list(session.page_ids))
-
-    def delete_pages(self, pages: Sequence[PageId]) -> "Future[int]":
+    def delete_pages(self, pages: Sequence[PageId]) -> "Future[frozenset[PageId]]":
         """Delete pages that no session has any more, but those of sessions that are open here.
 
-        The result is the number of pages that were here.
+        The result is those that were here.
         """
         return self.store_io.submit_durable(lambda: self.stored.delete(pages))
 
@@ -486,16 +480,17 @@ class Engine:
         return build_state(session, self.cache)
 
     def memory(self, session: WorkerSession) -> pb.MemoryReport:
-        """Report the session's rows and bytes, active and stored."""
+        """Report the session's rows and bytes, active and stored, of all ranks."""
         session.update_peak(self.cache)
         selection = join_heads(session.active_selection(self.cache), self.group)
-        return memory_report.build_report(
+        own = memory_report.build_report(
             session,
             selection,
             self.bound(session),
             self.model,
             self.store.usage(),
         )
+        return memory_report.join_report(own, self.group)
 
     # Internals
 

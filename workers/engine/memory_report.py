@@ -4,6 +4,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
 from workers.model.loader import LoadedModel
+from workers.parallel.group import Group
 
 
 def build_report(
@@ -36,3 +37,16 @@ def build_report(
         in_slot=session.slot is not None,
         retrieval_bytes=0 if session.host_copy is None else session.host_copy.nbytes,
     )
+
+
+def join_report(report: pb.MemoryReport, group: Group) -> pb.MemoryReport:
+    """Join what ranks report of their own heads and stores: bytes add up, peaks are means, rounded up."""
+    parts = group.gather(report)
+    peaks = zip(*(part.peak_rows for part in parts), strict=True)
+    joined = pb.MemoryReport()
+    joined.CopyFrom(report)
+    joined.peak_rows[:] = [-(-sum(rows) // group.count) for rows in peaks]
+    joined.retrieval_bytes = sum(part.retrieval_bytes for part in parts)
+    for tier in report.tier_bytes:
+        joined.tier_bytes[tier] = sum(part.tier_bytes[tier] for part in parts)
+    return joined

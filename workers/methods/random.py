@@ -21,8 +21,13 @@ class Random(Method):
     name: ClassVar[str] = "random"
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """Random numbers, drawn on the CPU so that a seed gives the same ones on every device."""
-        generator = torch.Generator().manual_seed((rows.seed * 1_000_003 + rows.layer) % 2**63)
+        """Random numbers, drawn on the CPU so that a seed gives the same ones on every device.
+
+        Each head has its own: neither which heads a rank has, nor how many rows another head has,
+        changes what is drawn.
+        """
         heads, n = rows.positions.shape
-        drawn = torch.rand(heads * rows.group.count, n, generator=generator)
-        return drawn[heads * rows.group.index :][:heads].to(rows.positions.device)
+        first = (rows.seed * 1_000_003 + rows.layer) * 1_009 + heads * rows.group.index
+        seeds = [(first + head) % 2**63 for head in range(heads)]
+        drawn = [torch.rand(n, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return torch.stack(drawn).to(rows.positions.device)

@@ -5,7 +5,7 @@ from kvrecall.metrics.family import Family, counter, gauge, histogram
 from kvrecall.metrics.page import Metrics
 
 # Known values of labels: their series are there before the first event.
-JOBS = ("turn", "repair", "settle", "ahead", "build", "open", "measure")
+JOBS = ("turn", "repair", "settle", "ahead", "build", "open", "measure", "pages")
 WORK = (*JOBS, "decode", "swap")
 CALLS = ("read", "write", "delete")
 

@@ -38,14 +38,13 @@ class Alone:
         """Return the mask."""
         return mask
 
-    def sum_by_token(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens and values."""
-        return tokens, values
-
-    def sum_own(self, _tokens: Tensor, values: Tensor) -> Tensor:
-        """Return the values."""
-        return values
-
     def agree(self, error: Exception | None) -> Exception | None:
         """Return the error."""
         return error
+
+    def next_step(self) -> None:
+        """Do nothing."""
+
+    def end(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
+        """Return the errors."""
+        return list(errors)

@@ -2,11 +2,10 @@
 
 
 class PeerFailed(Exception):
-    """Another rank's step has failed, so this rank's step ends as well; `error` is what it raised."""
+    """Another rank's step has failed, so this rank's step ends as well; its end says why."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+    def __init__(self) -> None:
+        super().__init__("the step failed on another rank")
 
 
 class GroupLost(BaseException):

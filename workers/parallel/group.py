@@ -12,8 +12,8 @@ class Group(Protocol):
     """The ranks of one worker, each of which has some of the model's heads, in their order.
 
     All ranks call its methods in the same order, each on the thread that computes: every call waits
-    for all of them. Where a rank has failed meanwhile the others' calls raise PeerFailed, and where
-    one is gone GroupLost.
+    for all of them. Where a rank's step has failed meanwhile the others' calls in it raise PeerFailed:
+    `end` says why. Where a rank is gone they raise GroupLost.
     """
 
     @property
@@ -46,18 +46,17 @@ class Group(Protocol):
     def any(self, mask: Tensor) -> Tensor:
         """Elementwise OR of the ranks' masks, bool of one shape."""
 
-    def sum_by_token(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum values of tokens over the ranks, which may have values of different tokens.
+    def agree(self, error: Exception | None) -> Exception | None:
+        """Find out whether something that each rank has done has failed on one, within a step.
 
-        tokens: distinct, int `[k]`, ascending; values: float32 `[m, k]`. Returns the tokens that some
-        rank has, ascending, and their sums.
+        Returns the error of the first rank that has one.
         """
 
-    def sum_own(self, tokens: Tensor, values: Tensor) -> Tensor:
-        """Sum values as `sum_by_token`; returns those of this rank's tokens, float32 `[m, k]`."""
+    def next_step(self) -> None:
+        """Begin the next of several steps that end together."""
 
-    def agree(self, error: Exception | None) -> Exception | None:
-        """End a step, which this rank's `error` ended; None: it went well.
+    def end(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
+        """End steps, each of which an error may have ended on this rank; None: it went well.
 
-        Returns the error of the first rank that has one: then the step has failed on all of them.
+        Returns of each step the error of the first rank that has one: it has failed on all of them.
         """

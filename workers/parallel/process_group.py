@@ -1,8 +1,7 @@
 """Group of several processes, over torch.distributed."""
 
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workers.parallel.exchange import Exchange
 from workers.parallel.failures import GroupLost, PeerFailed
 
 _T = TypeVar("_T")
@@ -21,28 +21,23 @@ _LOADING = timedelta(minutes=30)
 _BEAT_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """What a rank sends in place of a value when its step has failed."""
-
-    error: Exception
-
-
 class ProcessGroup:
     """The ranks that were started together, see `Group`.
 
     Tensors are exchanged where they are: between devices by the backend of their type, else by gloo.
-    What the host says goes over a gloo group of its own. Every exchange of it, and the end of every
-    step, is one and the same collective: a rank whose step failed is at the end of it, and the others
-    learn that at whichever exchange they are. Only a pass through the model has collectives beside it.
+    What the host says goes over a gloo group of its own, by one and the same collective. Ranks count
+    their steps, and a message names its step: a rank whose step failed is in a later one than the
+    others, who learn so at whichever exchange they are, and it waits there for them. Only a pass
+    through the model has collectives beside it.
     """
 
     beat_seconds = _BEAT_SECONDS
 
     def __init__(self, control: Any, on_lost: Callable[[str], None]) -> None:
         """Exchange the host's values over `control`, a group of torch.distributed."""
-        self._control = control
+        self._exchange = Exchange(control)
         self._on_lost = on_lost
+        self._step = 0
         self.count = dist.get_world_size()
         self.index = dist.get_rank()
 
@@ -77,11 +72,11 @@ class ProcessGroup:
 
     def gather(self, value: _T) -> list[_T]:
         """Gather pickled values. Raises PeerFailed and GroupLost."""
-        return self._gather("gather", value)
+        return self._meet_at("gather", value)
 
     def lead(self, value: _T) -> _T:
         """Gather as well, so that a failure is learned of."""
-        led: _T = self._gather("lead", value if self.index == 0 else None)[0]
+        led: _T = self._meet_at("lead", value if self.index == 0 else None)[0]
         return led
 
     def some(self, flags: Sequence[bool]) -> list[bool]:
@@ -114,18 +109,19 @@ class ProcessGroup:
         return total[:, torch.searchsorted(known, tokens)]
 
     def agree(self, error: Exception | None) -> Exception | None:
-        """Exchange the failures. Raises GroupLost."""
-        if isinstance(error, PeerFailed):
-            return error.error
-        end = None if error is None else _Failure(_make_portable(error))
-        values = self._exchange("end", end)
-        return error or _find_failure(values)
+        """Gather the errors. Raises PeerFailed and GroupLost."""
+        return _find_error([error, *self._meet_at("agree", _make_portable(error))])
 
-    def _gather(self, kind: str, value: Any) -> list[Any]:
-        values = self._exchange(kind, value)
-        if failed := _find_failure(values):
-            raise PeerFailed(failed)
-        return values
+    def next_step(self) -> None:
+        """Count it."""
+        self._step += 1
+
+    def end(self, errors: Sequence[Exception | None]) -> list[Exception | None]:
+        """Gather the errors, in a step of its own. Raises GroupLost."""
+        self._step += 1
+        own = [None if isinstance(each, PeerFailed) else each for each in errors]
+        said = self._meet_at("end", [_make_portable(each) for each in own])
+        return [_find_error(step) for step in zip(own, *said, errors, strict=True)]
 
     def _reduce(self, tensor: Tensor) -> None:
         self.gather(None)
@@ -134,31 +130,35 @@ class ProcessGroup:
         except RuntimeError as error:
             raise self._lose(str(error)) from error
 
-    def _exchange(self, kind: str, value: Any) -> list[Any]:
-        """Exchange values at the same place of a step, or find a failure in place of one.
+    def _meet_at(self, kind: str, value: Any) -> list[Any]:
+        """Exchange values with the ranks, all of which come here unless a step fails on one.
 
-        Raises GroupLost, also where ranks are at different places.
+        Raises PeerFailed where one is a step ahead, and GroupLost, also where ranks are at different places.
         """
-        values: list[Any] = [None] * self.count
-        try:
-            dist.all_gather_object(values, (kind, value), group=self._control)
-        except RuntimeError as error:
-            raise self._lose(str(error)) from error
-        if len({at for at, each in values if not isinstance(each, _Failure)}) > 1:
+        while True:
+            try:
+                said = self._exchange.gather((self._step, kind, value))
+            except RuntimeError as error:
+                raise self._lose(str(error)) from error
+            steps = [step for step, _, _ in said]
+            if self._step < max(steps):
+                raise PeerFailed
+            if self._step == min(steps):
+                break
+        if len({place for _, place, _ in said}) > 1:
             raise self._lose("the ranks are out of step: they are at different places of a job")
-        return [each for _, each in values]
+        return [each for _, _, each in said]
 
     def _lose(self, reason: str) -> GroupLost:
         self._on_lost(reason)
         return GroupLost(reason)
 
 
-def _find_failure(values: Sequence[Any]) -> Exception | None:
-    """Return the error of the first rank that has failed."""
-    return next((each.error for each in values if isinstance(each, _Failure)), None)
+def _find_error(errors: Iterable[Exception | None]) -> Exception | None:
+    return next((each for each in errors if each is not None), None)
 
 
-def _make_portable(error: Exception) -> Exception:
+def _make_portable(error: Exception | None) -> Exception | None:
     """Return an error that can be sent: itself, or its text."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -9,6 +9,7 @@ from torch import Tensor
 from workers.cache.active_cache import EMPTY
 from workers.parallel.alone import Alone
 from workers.parallel.group import Group
+from workers.parallel.sums import sum_own
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,12 @@ class TokenIndex:
 
         group: the ranks that have the other heads.
         """
-        total = torch.zeros(self.count, device=scores[0].device)
-        count = torch.zeros_like(total)
+        total = torch.zeros(2, self.count, dtype=torch.float64, device=scores[0].device)
         for layer_scores, rows in zip(scores, self.rows, strict=True):
-            total.index_add_(0, rows.flatten(), layer_scores.flatten().float())
-            count.index_add_(0, rows.flatten(), torch.ones_like(rows.flatten(), dtype=torch.float))
-        total, count = group.sum_own(self.tokens, torch.stack([total, count]))
-        means: Tensor = total / count.clamp(min=1)
+            values = layer_scores.flatten().double()
+            total.index_add_(1, rows.flatten(), torch.stack([values, torch.ones_like(values)]))
+        sums, count = sum_own(group, self.tokens, total)
+        means: Tensor = (sums / count.clamp(min=1)).float()
         return means
 
 
@@ -64,9 +64,10 @@ def over_heads(scores: Tensor, positions: Tensor, group: Group = Alone()) -> Ten
     other heads.
     """
     tokens = TokenIndex.from_positions([positions])
-    by_token = torch.zeros(positions.shape[0], tokens.count, device=scores.device)
-    by_token.scatter_(1, tokens.rows[0], scores.masked_fill(positions == EMPTY, 0.0))
-    total: Tensor = group.sum_own(tokens.tokens, by_token.sum(0, keepdim=True))[0]
+    by_token = torch.zeros(1, tokens.count, dtype=torch.float64, device=scores.device)
+    present = scores.masked_fill(positions == EMPTY, 0.0).double()
+    by_token.index_add_(1, tokens.rows[0].flatten(), present.view(1, -1))
+    total: Tensor = sum_own(group, tokens.tokens, by_token)[0].float()
     return total[tokens.rows[0]]
 
 

@@ -21,10 +21,11 @@ class RowSwap:
     promoted: Sequence[Tensor]
     demoted: Sequence[Tensor] = ()
 
-    def demoted_rows(self) -> int:
-        """Demoted rows per layer and KV head: the mean, rounded up."""
-        heads = sum(positions.shape[0] for positions in self.demoted)
-        return -(-sum(int((positions >= 0).sum()) for positions in self.demoted) // max(1, heads))
+    def demoted_rows(self, group: Group = Alone()) -> int:
+        """Demoted rows per layer and KV head, of all ranks of a group: the mean, rounded up."""
+        heads = sum(positions.shape[0] for positions in self.demoted) * group.count
+        rows = sum(int((positions >= 0).sum()) for positions in self.demoted)
+        return -(-sum(group.gather(rows)) // max(1, heads))
 
 
 def missing_rows(cache: ActiveCache, slot: int, length: int, *, promoted: bool = False) -> Tensor:
@@ -121,7 +122,7 @@ def unique_tokens(rows: Sequence[Tensor], group: Group = Alone()) -> Tensor:
         [torch.empty(0, dtype=torch.int64), *(positions.flatten() for positions in rows)]
     )
     unique: Tensor = torch.unique(tokens[tokens >= 0])
-    return group.sum_by_token(unique, torch.zeros(0, len(unique)))[0]
+    return unique if group.count == 1 else torch.unique(torch.cat(group.gather(unique)))
 
 
 def demote_promoted(cache: ActiveCache, resident: ResidentSession) -> None:

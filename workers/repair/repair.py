@@ -161,7 +161,7 @@ def _score_and_promote(
     scored = candidates.tokens & result.scored
     report.truncated = not result.complete or observed < queries.wanted
     report.scored_rows = int(scored.sum())
-    report.bytes_read = result.bytes_read
+    report.bytes_read = sum(engine.group.gather(result.bytes_read))
     share = report.scored_rows / max(1, report.candidates)
     if report.truncated and share < (_MIN_SCORED_SHARE if session.promoted_rows else 0):
         return
@@ -237,4 +237,4 @@ def _promote_best(
     with map_store_errors():
         apply_swap(engine.cache, engine.store, resident, swap, utility)
     report.promoted[:] = unique_tokens(swap.promoted, engine.group).tolist()
-    report.demoted_rows = swap.demoted_rows()
+    report.demoted_rows = swap.demoted_rows(engine.group)

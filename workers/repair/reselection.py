@@ -274,11 +274,10 @@ def _all_positions(engine: Engine, length: int) -> Tensor:
 
 
 def _evicted_shares(moves: RowMoves, scores: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The evicted rows' tokens, int64 `[k]` per layer, and their shares in the tokens' scores."""
+    """The evicted rows' tokens, int64 `[k]` per layer, and their shares in the tokens' scores, float64."""
     shares = []
     for positions, layer_scores in zip(moves.evicted, scores, strict=True):
         left = positions >= 0
         found = layer_scores.cpu().gather(1, positions.clamp(min=0))
-        weight = 1 / (len(scores) * len(positions))
-        shares.append((positions[left], found[left] * weight))
+        shares.append((positions[left], found[left].double() / (len(scores) * len(positions))))
     return shares

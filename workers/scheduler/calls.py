@@ -1,9 +1,8 @@
 """Calls of a scheduler's thread between two steps, which all ranks of a worker run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 
-from kvrecall.domain.page_ids import PageId
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.scheduler.job_runner import JobRunner
@@ -22,7 +21,6 @@ class Calls:
             "stop_early": self.stop_early,
             "release": self.release,
             "delete": self.delete,
-            "delete_pages": self.delete_pages,
             "memory": self.memory,
         }
         return calls[name]
@@ -42,10 +40,6 @@ class Calls:
         """Close a session that was deleted, with its running jobs."""
         self._runner.forget(session)
         return self._engine.unload(session)
-
-    def delete_pages(self, pages: Sequence[PageId]) -> "Future[int]":
-        """Delete pages that no session has any more; counts those of this rank."""
-        return self._engine.delete_pages(pages)
 
     def memory(self, session: str) -> pb.MemoryReport:
         """Report a session's rows and bytes. Raises UnknownSession."""

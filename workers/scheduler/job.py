@@ -30,19 +30,19 @@ class StoreWork:
 
 
 @dataclass(frozen=True)
-class ModelWork:
-    """Work on the model alone, for all sessions; its job names none."""
+class CommonWork:
+    """Work for all sessions, on the model or on what is stored; its job names none, and is never refused."""
 
     steps: Callable[[], Steps[Any]]
 
 
-JobKind = Literal["turn", "repair", "settle", "ahead", "build", "open", "measure"]
+JobKind = Literal["turn", "repair", "settle", "ahead", "build", "open", "measure", "pages"]
 JobState = Literal["running", "queued"]
 
 
 @dataclass(eq=False)
 class Job:
-    """One turn, repair, settling, build, open, fork, rebuild or measurement of the model.
+    """One turn, repair, settling, build, open, fork, rebuild, measurement, list or deletion of pages.
 
     - `kind`: for the metrics; a fork and a rebuild open a session.
     - `read_only`: after its end the session is as before, also if its result was cancelled.
@@ -59,7 +59,7 @@ class Job:
     kind: JobKind
     session: str
     epoch: int
-    work: SlotWork | StoreWork | ModelWork
+    work: SlotWork | StoreWork | CommonWork
     read_only: bool = False
     opening: tuple[pb.SessionSpec, pb.SessionState] | None = None
     request: Message | None = None

@@ -15,7 +15,7 @@ from workers.engine.session import WorkerSession
 from workers.errors import Cancelled, Overloaded
 from workers.parallel.decision import Decision
 from workers.scheduler.fair_order import MOMENT_SECONDS
-from workers.scheduler.job import Job, JobKind, JobState, SlotWork, resolve
+from workers.scheduler.job import CommonWork, Job, JobKind, JobState, SlotWork, resolve
 from workers.scheduler.job_runner import JobRunner
 
 _T = TypeVar("_T")
@@ -55,7 +55,8 @@ class JobLoop:
         def queue_up() -> None:
             job.share = self._get_share(job)
             jobs, most = self.runner.jobs, self._engine.settings.max_jobs
-            if not self.runner.order.has_room(job, jobs, most):
+            is_common = isinstance(job.work, CommonWork)
+            if not is_common and not self.runner.order.has_room(job, jobs, most):
                 message = f"{len(jobs)} jobs are waiting or running; the most are {most}"
                 resolve(job.result, Overloaded(message))
                 return

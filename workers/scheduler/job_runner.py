@@ -1,7 +1,9 @@
 """What the scheduler's decisions do to jobs and sessions; every rank of a worker takes the same ones."""
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,15 +15,21 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
 from kvrecall.telemetry.stopwatch import record_phase
 from workers.engine.engine import Engine
-from workers.engine.session import ResidentSession
 from workers.errors import Cancelled, WorkerError
-from workers.generation.sampling import Sampler, sample
+from workers.generation.sampling import sample
 from workers.generation.steps import Decode, Steps, Yielded
 from workers.scheduler.fair_order import FairOrder
 from workers.scheduler.idle import IdleSessions
-from workers.scheduler.job import Job, ModelWork, SlotWork, StoreWork, resolve
+from workers.scheduler.job import CommonWork, Job, SlotWork, StoreWork, resolve
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """End of a job, with its result."""
+
+    value: Any
 
 
 class JobRunner:
@@ -76,7 +84,8 @@ class JobRunner:
             running = job.context.run(self._create_steps, job)
         except Exception as error:  # an error here ends this job alone
             failed = error
-        if (failed := self._group.agree(failed)) is not None:
+        [failed] = self._group.end([failed])
+        if failed is not None:
             if not resident:
                 # Its rows may be there on this rank alone: the ranks' slots are taken alike.
                 self._give_back(job.session)
@@ -90,27 +99,22 @@ class JobRunner:
             job.context.run(record_phase, "queued", job.submitted, began)
         self.active.append(job)
 
-    def advance(self, job: Job, sampled: int | None) -> None:
-        """Take a job's next step; sampled: the token that it waits for, if it decodes."""
-        job.decoding = None
-        wanted: Yielded = None
-        failed: Exception | None = None
-        finished: StopIteration | None = None
-        try:
-            wanted = self._step(job, sampled)
-        except StopIteration as ended:
-            finished = ended
-        except Exception as error:  # any error ends this job alone
-            failed = error
-        if (failed := self._group.agree(failed)) is not None:
-            self.fail(job, failed)
-        elif finished is not None:
-            self._finish(job, finished.value)
-        elif isinstance(wanted, Future):
-            job.waiting = wanted
-            job.waiting_since = time.monotonic()
-        else:
-            job.decoding = wanted
+    def advance(self, steps: Sequence[tuple[Job, int | None]]) -> None:
+        """Take the next steps of jobs; with each the token that it waits for, if it decodes."""
+        outcomes = [self._take_step(job, sampled) for job, sampled in steps]
+        errors = self._group.end(
+            [each if isinstance(each, Exception) else None for each in outcomes]
+        )
+        for (job, _), outcome, error in zip(steps, outcomes, errors, strict=True):
+            if error is not None:
+                self.fail(job, error)
+            elif isinstance(outcome, _Finished):
+                self._finish(job, outcome.value)
+            elif isinstance(outcome, Future):
+                job.waiting = outcome
+                job.waiting_since = time.monotonic()
+            elif isinstance(outcome, Decode):
+                job.decoding = outcome
 
     def advance_next(self, job: Job) -> None:
         """Take a step of a job that does not decode: jobs alternate."""
@@ -120,7 +124,7 @@ class JobRunner:
             wait([job.waiting])  # on rank 0 it is done
             job.waiting = None
         with self.count_seconds(kind=job.kind):
-            self.advance(job, None)
+            self.advance([(job, None)])
 
     def decode(self, jobs: list[Job]) -> None:
         """Append a token to sessions that decode, and sample the next, in one batch.
@@ -128,20 +132,8 @@ class JobRunner:
         If the pass fails, each session gets one of its own: an error ends only those jobs whose own pass
         raises it.
         """
-        pairs = [(job, job.decoding) for job in jobs if job.decoding is not None]
         with self.count_seconds(kind="decode"):
-            if (error := self._decode(pairs)) is None:
-                return
-            if len(pairs) == 1:
-                self.fail(pairs[0][0], error)
-                return
-            _log.warning(
-                "joint forward pass failed", sessions=len(jobs), reason=type(error).__name__
-            )
-            del error  # its traceback holds the memory of the failed pass
-            for pair in pairs:
-                if (own := self._decode([pair])) is not None:
-                    self.fail(pair[0], own)
+            self._decode([(job, job.decoding) for job in jobs if job.decoding is not None])
 
     def fail(self, job: Job, error: BaseException) -> None:
         """End a job by an error."""
@@ -212,7 +204,7 @@ class JobRunner:
 
     def _create_steps(self, job: Job) -> Steps[Any]:
         """Create a job's steps, or return those that it has. Raises as `Engine.session`."""
-        if isinstance(job.work, ModelWork):
+        if isinstance(job.work, CommonWork):
             return job.work.steps()
         session = self._engine.session(job.session, job.epoch)
         if isinstance(job.work, StoreWork):
@@ -224,50 +216,81 @@ class JobRunner:
                 resident = self._engine.swap_in(session)
         return job.running or job.work.steps(resident)
 
-    def _decode(self, jobs: list[tuple[Job, Decode]]) -> Exception | None:
-        """Append the jobs' tokens in one forward pass; return its error if it appended none."""
-        batch, logits, failed = list[tuple[ResidentSession, Job, Decode]](), torch.empty(0), None
-        seconds = 0.0
+    def _decode(self, jobs: list[tuple[Job, Decode]]) -> None:
+        """Append the jobs' tokens in one pass, or each in its own if that fails, and go on with them."""
+        logits, tokens, failed = None, list[int](), None
         try:
-            batch = [(self._engine.resident(job.session), job, decoding) for job, decoding in jobs]
-            # Neighbouring slots in ascending order are read without a copy.
-            batch.sort(key=lambda entry: entry[0].slot)
-            tokens = torch.tensor([[decoding.token] for _, _, decoding in batch])
-            began = time.perf_counter()
-            logits = self._engine.forward([resident for resident, _, _ in batch], tokens)[:, -1]
-            for _, job, _ in batch:
-                self._engine.usage.recount(job.session, "decoded", 1)
-            seconds = time.perf_counter() - began
-        except Exception as error:  # a failed forward pass must end its turns, not the worker
+            jobs, logits = self._forward(jobs)
+            tokens = self._sample(logits, jobs)
+        except Exception as error:  # a failed pass must end its turns, not the worker
             failed = error
-        if (failed := self._group.agree(failed)) is not None:
-            return failed
-        self._metrics.observe("worker_step_seconds", seconds, kind="decode")
+        if failed is None:
+            self._go_on(jobs, tokens)
+            return
+        [failed] = self._group.end([failed])
+        # Those that have appended their tokens do not append them again.
+        appended = self._group.gather(logits is not None)
+        assert failed is not None, "a step ends early where it has failed on some rank"
+        if len(jobs) == 1 or len(set(appended)) > 1:
+            for job, _ in jobs:
+                self.fail(job, failed)
+            return
+        _log.warning("joint step failed", sessions=len(jobs), reason=type(failed).__name__)
+        del failed  # its traceback holds the memory of the failed pass
+        for row, each in enumerate(jobs):
+            if logits is None:
+                self._decode([each])
+            else:
+                self._sample_again(logits[row : row + 1], each)
+
+    def _forward(self, jobs: list[tuple[Job, Decode]]) -> tuple[list[tuple[Job, Decode]], Tensor]:
+        """Append the jobs' tokens in one forward pass.
+
+        Returns the jobs in the order of their slots: neighbours are read without a copy. And their
+        logits, float32 `[B, vocabulary]`. After an exception no token was appended.
+        """
+        began = time.perf_counter()
+        batch = [(self._engine.resident(job.session), job, decoding) for job, decoding in jobs]
+        batch.sort(key=lambda entry: entry[0].slot)
+        tokens = torch.tensor([[decoding.token] for _, _, decoding in batch])
+        logits = self._engine.forward([resident for resident, _, _ in batch], tokens)[:, -1]
+        for _, job, _ in batch:
+            self._engine.usage.recount(job.session, "decoded", 1)
+        self._metrics.observe("worker_step_seconds", time.perf_counter() - began, kind="decode")
         self._metrics.observe("worker_batch_sessions", len(batch))
         self.order.charge_decoding([job for _, job, _ in batch])
-        self._sample(logits, [(job, decoding.sampler) for _, job, decoding in batch])
-        return None
+        return [(job, decoding) for _, job, decoding in batch], logits
 
-    def _sample(self, logits: Tensor, jobs: list[tuple[Job, Sampler]]) -> None:
-        """Sample the next tokens and advance the jobs; an error ends those it is raised for alone.
+    def _sample(self, logits: Tensor, jobs: list[tuple[Job, Decode]]) -> list[int]:
+        """Sample the next tokens; those of rank 0."""
+        return self._group.lead(sample(logits, [decoding.sampler for _, decoding in jobs]))
 
-        The tokens before are appended, so the pass is not repeated.
-        """
+    def _sample_again(self, logits: Tensor, job: tuple[Job, Decode]) -> None:
+        """Sample one job's next token, whose token before is appended; an error ends it alone."""
         tokens, failed = list[int](), None
         try:
-            tokens = self._group.lead(sample(logits, [sampler for _, sampler in jobs]))
+            tokens = self._sample(logits, [job])
         except Exception as error:
             failed = error
-        if (failed := self._group.agree(failed)) is None:
-            for (job, _), token in zip(jobs, tokens, strict=True):
-                self.advance(job, token)
-            return
-        if len(jobs) == 1:
-            self.fail(jobs[0][0], failed)
-            return
-        _log.warning("joint sampling failed", sessions=len(jobs), reason=type(failed).__name__)
-        for row, one in enumerate(jobs):
-            self._sample(logits[row : row + 1], [one])
+        [failed] = self._group.end([failed])
+        if failed is None:
+            self._go_on([job], tokens)
+        else:
+            self.fail(job[0], failed)
+
+    def _go_on(self, jobs: list[tuple[Job, Decode]], tokens: list[int]) -> None:
+        self.advance([(job, token) for (job, _), token in zip(jobs, tokens, strict=True)])
+
+    def _take_step(self, job: Job, sampled: int | None) -> "_Finished | Exception | Yielded":
+        """Take a job's next step; returns what it waits for, its value if it has finished, or its error."""
+        job.decoding = None
+        self._group.next_step()
+        try:
+            return self._step(job, sampled)
+        except StopIteration as ended:
+            return _Finished(ended.value)
+        except Exception as error:  # any error ends this job alone
+            return error
 
     def _step(self, job: Job, sampled: int | None) -> Yielded:
         """Take a job's next step, and charge it. Raises as the job does, StopIteration at its end."""

@@ -7,11 +7,13 @@ from google.protobuf.message import Message
 from kvrecall.domain.fairness.share import Share
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
+from workers.engine.stored.page_naming import read_ids
 from workers.episodes.build import run_build
 from workers.repair.repair import run_pause_repair
-from workers.scheduler.job import Job, JobKind, ModelWork, SlotWork, StoreWork
+from workers.scheduler.job import CommonWork, Job, JobKind, SlotWork, StoreWork
 from workers.tasks.ahead import run_ahead
 from workers.tasks.open import run_fork, run_open, run_rebuild
+from workers.tasks.pages import read_age, run_delete_pages, run_list_pages
 from workers.tasks.sensitivity import run_measurement
 from workers.tasks.settle import run_settle
 from workers.tasks.turn import Emit, run_turn
@@ -28,15 +30,21 @@ Request: TypeAlias = (
     | pb.OpenRequest
     | pb.ForkRequest
     | pb.RebuildRequest
+    | pb.ListPagesRequest
+    | pb.DeletePagesRequest
 )
 _Background: TypeAlias = (
     pb.RepairRequest | pb.SettleRequest | pb.PrefillAheadRequest | pb.BuildEpisodesRequest
 )
 _Opening: TypeAlias = pb.OpenRequest | pb.ForkRequest | pb.RebuildRequest
+_OfPages: TypeAlias = pb.ListPagesRequest | pb.DeletePagesRequest
 
 
 def build_job(engine: Engine, request: Request, emit: Emit = lambda _: None) -> Job:
-    """Build the job of a request; emit: of a turn, gets its events on the scheduler's thread."""
+    """Build the job of a request; emit: of a turn, gets its events on the scheduler's thread.
+
+    Raises MalformedMessage.
+    """
     job = _build(engine, request, emit)
     job.request = request
     return job
@@ -44,7 +52,7 @@ def build_job(engine: Engine, request: Request, emit: Emit = lambda _: None) -> 
 
 def build_measurement(engine: Engine) -> Job:
     """Build the job that measures the model's layers."""
-    return Job("measure", "", 0, ModelWork(lambda: run_measurement(engine)), read_only=True)
+    return Job("measure", "", 0, CommonWork(lambda: run_measurement(engine)), read_only=True)
 
 
 def rebuild_job(engine: Engine, request: Message | None, number: int) -> Job:
@@ -63,6 +71,8 @@ def _build(engine: Engine, request: Request, emit: Emit) -> Job:
         return Job("turn", request.session, request.epoch, turn, share=share)
     if isinstance(request, pb.OpenRequest | pb.ForkRequest | pb.RebuildRequest):
         return _build_opening(engine, request)
+    if isinstance(request, pb.ListPagesRequest | pb.DeletePagesRequest):
+        return _build_of_pages(engine, request)
     return _build_background(engine, request)
 
 
@@ -109,3 +119,14 @@ def _build_opening(engine: Engine, request: _Opening) -> Job:
         work = SlotWork(lambda resident: run_rebuild(engine, resident, request))
     share = Share(spec.tenant, spec.session, spec.weight or 1.0)
     return Job("open", spec.session, spec.epoch, work, opening=(spec, state), share=share)
+
+
+def _build_of_pages(engine: Engine, request: _OfPages) -> Job:
+    """Build a job on the pages of all sessions. Raises MalformedMessage."""
+    if isinstance(request, pb.ListPagesRequest):
+        age = read_age(request)
+        work = CommonWork(lambda: run_list_pages(engine, age))
+    else:
+        pages = read_ids(request.page_ids)
+        work = CommonWork(lambda: run_delete_pages(engine, pages))
+    return Job("pages", "", 0, work, read_only=True)

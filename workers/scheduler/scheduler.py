@@ -1,6 +1,5 @@
 """A worker's requests, queued as jobs."""
 
-import math
 from collections import Counter
 from concurrent.futures import Future
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 from kvrecall.domain.page_ids import PageId
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
-from workers.engine.stored.page_naming import read_ids
-from workers.errors import MalformedMessage
 from workers.parallel.decision import Decision
 from workers.scheduler.calls import Calls
 from workers.scheduler.job import JobKind, JobState
@@ -104,20 +101,12 @@ class Scheduler:
         return self._loop.call_and_wait(lambda: self._calls.delete(name), decision)
 
     def delete_pages(self, request: pb.DeletePagesRequest) -> "Future[int]":
-        """Delete pages that no session has any more; returns how many were here."""
-        pages = read_ids(request.page_ids)
-        decision = Decision("call", call=("delete_pages", (pages,)))
-        return self._loop.call_and_wait(lambda: self._calls.delete_pages(pages), decision)
+        """Delete pages that no session has any more; returns how many were here. Raises MalformedMessage."""
+        return self._submit(request)
 
     def list_pages(self, request: pb.ListPagesRequest) -> "Future[set[PageId]]":
         """List the pages that this worker alone stores. Raises MalformedMessage."""
-        if not math.isfinite(request.older_than_seconds):
-            raise MalformedMessage(
-                f"older_than_seconds must be a number of seconds, got {request.older_than_seconds}"
-            )
-        return self.engine.store_io.submit(
-            lambda: self.engine.stored.list_pages(request.older_than_seconds)
-        )
+        return self._submit(request)
 
     def memory(self, name: str) -> "Future[pb.MemoryReport]":
         """Report a session's rows and bytes."""

@@ -141,7 +141,7 @@ def run_turn(
     if plan.reference is not None:
         done.fidelity.CopyFrom(compare_distributions(plan.reference, prefilled.distribution))
     for capability in capabilities:
-        capability.report(done)
+        capability.report(done, engine.group)
     yield from _evict_and_flush(engine, resident, run, before, token_ids)
     _count_tokens(done, plan, token_ids)
     done.pending_pages = len(session.pending) // engine.store.layout.page_tokens

@@ -15,6 +15,11 @@
 {{- define "kvrecall.redis" -}}{{ include "kvrecall.fullname" . }}-redis{{- end }}
 {{- define "kvrecall.secret" -}}{{ include "kvrecall.fullname" . }}-secrets{{- end }}
 
+{{/* Components of kvrecall's own, with a space between two. */}}
+{{- define "kvrecall.components" -}}
+gateway worker{{ if gt (int .Values.worker.tensorParallel.machines) 1 }} worker-rank{{ end }}
+{{- end }}
+
 {{/* Labels that select the pods of a component: (list . "gateway"). */}}
 {{- define "kvrecall.selector" -}}
 {{- $root := index . 0 -}}

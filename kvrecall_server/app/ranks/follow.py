@@ -32,10 +32,15 @@ def join_ranks(settings: Settings) -> "ProcessGroup":
         torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     )
     device_type = "cpu" if accelerator is None else accelerator.type
-    count = settings.tensor_parallel
+    count, ranks = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    if ranks != settings.tensor_parallel:
+        raise CannotServe(
+            f"--tensor-parallel {settings.tensor_parallel} needs as many processes, and torch's launcher "
+            f"has started {ranks}"
+        )
     if device_type != "cpu" and torch.accelerator.device_count() < count:
         raise CannotServe(
-            f"--tensor-parallel {count} needs as many devices, and there are "
+            f"{count} processes of --tensor-parallel on this machine need as many devices, and there are "
             f"{torch.accelerator.device_count()}"
         )
     return ProcessGroup.join(device_type, PATIENCE_SECONDS, _end)

@@ -15,6 +15,7 @@ from typing import Literal
 from kvrecall.client import KvrecallClient, KvrecallError
 from kvrecall_server.app.errors import CannotServe, CliError, describe_os_error
 from kvrecall_server.app.models import check_model, is_smollm2_installed
+from kvrecall_server.app.rank_storage import choose_ranks, find_idle_rows
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.memory import (
     divide_memory,
@@ -34,6 +35,7 @@ from workers.native.library import find_files
 
 Result = Literal["ok", "note", "wrong"]
 
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _CPUINFO = Path("/proc/cpuinfo")
 _LEAST_DISK = 1 << 30
 _REDIS_SECONDS = 2.0
@@ -60,6 +62,7 @@ def diagnose(settings: Settings) -> Iterator[Check]:
     yield check_threads(os.environ)
     yield _attempt("budget", lambda: check_budget(settings.worker), f"{settings.worker.max_budget}")
     yield check_model_name(settings)
+    yield from check_ranks(settings)
     yield check_memory(settings)
     yield from check_disk(settings)
     yield check_server(settings)
@@ -149,6 +152,24 @@ def check_model_name(settings: Settings) -> Check:
     return Check("model", "note" if hint else "ok", settings.model, hint)
 
 
+def check_ranks(settings: Settings) -> Iterator[Check]:
+    """The ranks of a worker: the model's heads can be divided between them, and each has a GPU of its own."""
+    count = settings.tensor_parallel
+    if count == 1:
+        return
+    shape = read_shape(settings)
+    gpus = len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0
+    if shape is not None and shape.n_kv_heads % count:
+        found = f"{count}, of a model with {shape.n_kv_heads} KV heads"
+        advice = "choose a --tensor-parallel that divides the number of KV heads"
+        yield Check("ranks", "wrong", found, advice)
+    elif 0 < gpus < count:
+        advice = "each rank needs a GPU of its own: choose another --tensor-parallel"
+        yield Check("ranks", "wrong", f"{count}, and {gpus} GPUs", advice)
+    else:
+        yield Check("ranks", "ok", f"{count}")
+
+
 def check_memory(settings: Settings) -> Check:
     """Free memory against the slots and the stored rows."""
     free = get_free_memory()
@@ -166,8 +187,12 @@ def check_memory(settings: Settings) -> Check:
 
 
 def check_disk(settings: Settings) -> Iterator[Check]:
-    """The data directory: writable, not in use, with room."""
-    yield _attempt("data directory", lambda: check_data(settings.data), str(settings.data), "note")
+    """The data directory: writable, not in use, with room, which rows that nobody reads may take."""
+    ranks = settings.tensor_parallel
+    yield _attempt(
+        "data directory", lambda: check_data(settings.data, ranks), str(settings.data), "note"
+    )
+    yield from check_idle_rows(settings)
     there = next(
         each
         for each in (settings.data.absolute(), *settings.data.absolute().parents)
@@ -181,6 +206,20 @@ def check_disk(settings: Settings) -> Iterator[Check]:
         )
     else:
         yield Check("disk", "ok", found)
+
+
+def check_idle_rows(settings: Settings) -> Iterator[Check]:
+    """Rows of a worker of another number of ranks than the one that is set."""
+    name = "rows of other ranks"
+    try:
+        ranks = choose_ranks(settings)
+    except CannotServe as error:
+        yield Check(
+            name, "note", "workers of several numbers of ranks have stored some", str(error)
+        )
+        return
+    for each in find_idle_rows(settings.data, len(ranks)):
+        yield Check(name, "note", each.what, each.advice)
 
 
 def check_server(settings: Settings) -> Check:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvrecall_server.app.errors import BadSetting, CannotServe
 from kvrecall_server.app.models import check_model, get_shape_file
+from kvrecall_server.app.rank_storage import list_ranks
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.memory import RowShape, get_free_memory, require_room
 from kvstore.errors import DirectoryLockedError, TierSettingsError
@@ -28,7 +29,7 @@ def check_start(settings: Settings) -> None:
         check_model(settings.model)
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
-    check_data(settings.data)
+    check_data(settings.data, settings.tensor_parallel)
     shape = read_shape(settings)
     free = get_free_memory()
     # With a GPU, the slots are in its memory: the worker compares them once it has loaded the model.
@@ -64,8 +65,11 @@ def check_budget(worker: WorkerSettings) -> None:
         )
 
 
-def check_data(data: Path) -> None:
-    """Raise CannotServe for a data directory that cannot be written, or that a process uses."""
+def check_data(data: Path, ranks: int = 1) -> None:
+    """Raise CannotServe for a data directory that cannot be written, or that a process uses.
+
+    ranks: of the worker that is to store rows there.
+    """
     from kvstore.fsck import locked_directory
 
     there = next(each for each in (data, *data.absolute().parents) if each.exists())
@@ -73,13 +77,12 @@ def check_data(data: Path) -> None:
         raise CannotServe(f"{there} is a file; expected a data directory, named with --data")
     if not os.access(there, os.W_OK | os.X_OK):
         raise CannotServe(f"{there} cannot be written; choose another data directory with --data")
-    if not (data / "pages").is_dir():
-        return
-    try:
-        with locked_directory(data / "pages"):
-            pass
-    except DirectoryLockedError as error:
-        raise CannotServe(describe_lock(data)) from error
+    for rank in list_ranks(ranks):
+        try:
+            with locked_directory(rank.find_folder(data) / "pages"):
+                pass
+        except DirectoryLockedError as error:
+            raise CannotServe(describe_lock(data)) from error
 
 
 def describe_lock(data: Path) -> str:

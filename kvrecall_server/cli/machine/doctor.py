@@ -16,6 +16,7 @@ from kvrecall_server.cli.options import (
     Model,
     Port,
     Slots,
+    TensorParallel,
     build_settings,
 )
 
@@ -30,17 +31,19 @@ def doctor_command(
     budget: MaxBudget = None,
     host: Host = None,
     port: Port = None,
+    tensor_parallel: TensorParallel = None,
     as_json: Json = False,
 ) -> None:
     """Look for what is wrong with this machine: versions, CPU, memory, disk, ports, server, Redis.
 
-    Flags are those of `kvrecall serve`. Exit codes: 0 nothing is wrong, 1 something is.
+    Flags are those of `kvrecall serve` and `kvrecall worker`. Exit codes: 0 nothing is wrong, 1 something is.
     """
     settings = build_settings(
         model=model,
         data=data,
         host=host,
         port=port,
+        tensor_parallel=tensor_parallel,
         worker={"slots": slots, "max_budget": budget},
     )
     console = Console()

@@ -10,6 +10,7 @@ from workers import capabilities
 from workers.cache.forward_step import ForwardStep
 from workers.capabilities.capability import NextStep, StepCapability
 from workers.generation.steps import Steps
+from workers.parallel.group import Group
 
 
 class Diary(StepCapability):
@@ -35,7 +36,7 @@ class Diary(StepCapability):
     def end_pass(self, step: ForwardStep) -> None:
         self.written.append(f"pass of {step.query_positions.shape[1]}")
 
-    def report(self, done: pb.TurnDone) -> None:
+    def report(self, done: pb.TurnDone, group: Group) -> None:
         done.seconds["diary"] = self._steps
 
 

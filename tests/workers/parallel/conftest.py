@@ -14,7 +14,7 @@ from faults.rig.ports import free_port
 from kvstore.store import RowStore
 from reference import MODEL_PATH
 from tests.workers.conftest import LocalWorker
-from tests.workers.parallel.follower_plan import PATIENCE, Plan, build_parts
+from tests.workers.parallel.follower_plan import PATIENCE, Plan
 from tests.workers.parallel.launched import ROOT
 from workers.parallel.process_group import ProcessGroup
 
@@ -81,7 +81,7 @@ def make_worker(
             model_path(family), MODEL_PATH, data, ram_pages, window, layer_sensitivity, settings
         )
         group.lead(plan)
-        made.append(LocalWorker(build_parts(plan, group)))
+        made.append(LocalWorker(plan.build(group)))
         return made[-1]
 
     yield make

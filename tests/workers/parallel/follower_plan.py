@@ -1,5 +1,6 @@
 """What the ranks of a test's worker are built from, alike on all of them."""
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import torch
 
+from kvrecall_server.app import wiring
+from kvrecall_server.app.settings import Settings
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -34,21 +37,33 @@ class Plan:
     layer_sensitivity: tuple[float, ...] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
+    def build(self, group: ProcessGroup) -> Parts:
+        """Build a rank's dependencies: its part of the model, and a store of its own."""
+        model = _load(self.model, group)
+        tokenizer = load_tokenizer(self.tokenizer, model.eos_token_ids)
+        model = model if self.window is None else replace(model, max_context=self.window)
+        layout = build_row_layout(model.shape, model.side, model.dtype, model.fingerprint)
+        tiers: list[Tier] = [
+            RamTier(self.ram_pages * layout.page_bytes),
+            NvmeTier(self.data / f"rank-{group.index}"),
+        ]
+        settings = WorkerSettings(**self.settings)
+        return Parts(model, tokenizer, RowStore(layout, tiers), settings, self.layer_sensitivity)
+
+
+@dataclass(frozen=True)
+class WiredPlan:
+    """A worker as the command builds it, of an operator's settings; `environment`: what it needs of it."""
+
+    settings: Settings
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def build(self, group: ProcessGroup) -> Parts:
+        """Build a rank's dependencies."""
+        os.environ.update(self.environment)
+        return wiring.build_parts(self.settings, group=group)
+
 
 @cache
 def _load(model: Path, group: ProcessGroup) -> LoadedModel:
     return load_model(model, dtype=torch.float32, device="cpu", group=group)
-
-
-def build_parts(plan: Plan, group: ProcessGroup) -> Parts:
-    """Build a rank's dependencies: its part of the model, and a store of its own."""
-    model = _load(plan.model, group)
-    tokenizer = load_tokenizer(plan.tokenizer, model.eos_token_ids)
-    model = model if plan.window is None else replace(model, max_context=plan.window)
-    layout = build_row_layout(model.shape, model.side, model.dtype, model.fingerprint)
-    tiers: list[Tier] = [
-        RamTier(plan.ram_pages * layout.page_bytes),
-        NvmeTier(plan.data / f"rank-{group.index}"),
-    ]
-    settings = WorkerSettings(**plan.settings)
-    return Parts(model, tokenizer, RowStore(layout, tiers), settings, plan.layer_sensitivity)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from kvstore.errors import TierError
 from kvstore.store import RowStore
@@ -89,6 +90,12 @@ def serve(parts: Parts, scenario: str) -> dict[str, Any]:
     return found | {"fingerprint": parts.model.fingerprint}
 
 
+def count_weights(parts: Parts) -> int:
+    """Count the numbers of this rank's part of the model."""
+    weights = parts.model.module.parameters()
+    return sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in weights)
+
+
 def main(scenario: str, folder: Path, out: Path) -> None:
     """Run a scenario with one model, or with each of a folder, which may be refused."""
     torch.set_num_threads(1)
@@ -104,7 +111,7 @@ def main(scenario: str, folder: Path, out: Path) -> None:
             except ModelRefused as error:
                 found[each.name] = {"refused": str(error)}
             else:
-                found[each.name] = serve(parts, scenario)
+                found[each.name] = serve(parts, scenario) | {"weights": count_weights(parts)}
     if group.index == 0:
         out.write_text(json.dumps(found))
     if isinstance(group, ProcessGroup):

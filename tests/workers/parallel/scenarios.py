@@ -1,9 +1,13 @@
 """What the tests of several ranks have a worker do; each returns JSON that does not depend on the ranks."""
 
+import json
 import random
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.conftest import WORDS, LocalWorker, answer_of
@@ -11,14 +15,20 @@ from workers.engine.selection import Selection
 from workers.errors import WorkerError
 
 KEY = b"k" * 32
+SPARSE = json.dumps({"prefill": {"sparse": "on", "sample": 16, "band": 16, "max_density": 1}})
+SWAP = json.dumps({"swap": True})
+WHOLE_TOKENS = json.dumps({"whole_tokens": True})
 CASES: dict[str, dict[str, Any]] = {
     "full": {},
     "default": {"method": "icecache", "budget": 96},
     "snapkv with repair": {"method": "snapkv", "budget": 112, "repair_rows": 24},
     "loopserve": {"method": "loopserve", "budget": 96, "repair_rows": 8},
     "chunkkv": {"method": "chunkkv", "budget": 96},
-    "tova": {"method": "tova", "budget": 96},
+    "tova": {"method": "tova", "budget": 112, "repair_rows": 24, "repair_settings": SWAP},
     "h2o": {"method": "h2o", "budget": 96},
+    "keydiff": {"method": "keydiff", "budget": 96, "method_settings": WHOLE_TOKENS},
+    "random": {"method": "random", "budget": 96},
+    "sparse prefill": {"method": "full", "options": SPARSE},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "crowd": {"slots": 2, "block_tokens": 64},
@@ -32,15 +42,27 @@ def say(count: int, seed: int = 0) -> str:
 
 
 def describe(done: pb.TurnDone) -> dict[str, Any]:
-    """Describe what a turn did: its answer, the rows it left active, and its repair."""
+    """Describe what a turn did: its answer, the rows it left active, and those it promoted."""
     selection = Selection.from_bytes(done.state.selection)
     return {
         "answer": answer_of(done),
         "positions": [layer.tolist() for layer in selection.positions],
         "promoted": list(done.repair.promoted),
-        "evicted": done.memory.evicted_rows,
         "durable": done.durable,
     }
+
+
+def read(report: Message) -> dict[str, Any]:
+    """Read a report, without its times and the stores' bytes: each rank's pages have headers."""
+    found = MessageToDict(report)
+    kept = {key: each for key, each in found.items() if key not in ("seconds", "tierBytes")}
+    return {key: round(each, 5) if isinstance(each, float) else each for key, each in kept.items()}
+
+
+def read_reports(done: pb.TurnDone) -> list[dict[str, Any]]:
+    """Read what a turn reports of memory and repair, and of its capabilities."""
+    reports = (done.memory, done.repair, done.reselections, done.retrieval, done.prefill)
+    return [read(each) for each in reports]
 
 
 def take_turns(worker: LocalWorker) -> dict[str, Any]:
@@ -49,8 +71,14 @@ def take_turns(worker: LocalWorker) -> dict[str, Any]:
     for name, spec in CASES.items():
         worker.open(name, row_key=KEY, **spec)
         first = worker.turn(name, say(150))
-        second = worker.turn(name, say(30, 1), repair="repair_rows" in spec)
+        repairs = "repair_rows" in spec
+        paused = [read(worker.repair(name, say(8, 2)).report)] if repairs else []
+        second = worker.turn(name, say(30, 1), repair=repairs)
+        usage = worker.scheduler.take_usage(name).result(600)
         found[name] = [describe(first), describe(second)]
+        reports = [read_reports(done) for done in (first, second)]
+        found[f"reports of {name}"] = [*reports, paused, read(usage)]
+        found["stored"] = dict(second.memory.tier_bytes)
     return found
 
 
@@ -98,12 +126,17 @@ def reopen(worker: LocalWorker) -> dict[str, Any]:
 
 
 def converse(worker: LocalWorker) -> dict[str, Any]:
-    """Two turns with the methods that every family is served with."""
+    """Two turns with the methods that every family is served with; the session is closed and opened between."""
     found: dict[str, Any] = {}
-    for name in ("full", "default"):
-        worker.open(name, row_key=KEY, **CASES[name])
-        turns = [describe(worker.turn(name, say(count, count))) for count in (150, 30)]
-        found[name] = [(each["answer"], each["positions"]) for each in turns]
+    for name in ("full", "default", "snapkv with repair"):
+        spec = CASES[name]
+        worker.open(name, row_key=KEY, **spec)
+        first = worker.turn(name, say(150, 150))
+        worker.scheduler.delete(pb.DeleteRequest(session=name)).result(600)
+        worker.open(name, row_key=KEY, state=first.state, **spec)
+        second = worker.turn(name, say(30, 30), repair="repair_rows" in spec)
+        turns = [describe(each) for each in (first, second)]
+        found[name] = [(each["answer"], each["positions"], each["promoted"]) for each in turns]
     return found
 
 

@@ -1,4 +1,4 @@
-"""A worker of two ranks beside one of a single process: the same tokens, rows and promotions."""
+"""A worker of two ranks beside one of a single process: the same tokens, rows, promotions and reports."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,5 +16,6 @@ def test_two_ranks_give_what_one_process_gives(
     alone = run(scenario, model_path("llama"), tmp_path)
     ranks = run(scenario, model_path("llama"), tmp_path, ranks=2)
     assert alone.keys() == ranks.keys()
+    assert ranks.pop("stored", {}) == pytest.approx(alone.pop("stored", {}), rel=0.02)
     for name, found in alone.items():
         assert ranks[name] == found, name

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from reference import MODEL_PATH
 from tests.workers.model.architectures.architecture import Architecture
 from tests.workers.model.architectures.building import build
-from tests.workers.model.architectures.full_attention import DENSE
+from tests.workers.model.architectures.full_attention import DENSE, MIXTURES
 from tests.workers.model.architectures.latent import LATENTS
 from tests.workers.model.architectures.recurrent import RECURRENT
 from tests.workers.model.architectures.windows import WINDOWED
@@ -19,10 +19,20 @@ SERVED = {
     "qwen3": DENSE["qwen3"],
     "gemma3": WINDOWED["gemma3_text"],
     "qwen3_next": RECURRENT["qwen3_next"],
+    "qwen3_moe": MIXTURES["qwen3_moe"],
+    "gpt_oss": WINDOWED["gpt_oss"],
+    "granitemoe": MIXTURES["granitemoe"],
+    "hunyuan_v1_moe": MIXTURES["hunyuan_v1_moe"],
+    "phimoe": MIXTURES["phimoe"],
 }
 ODD = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
 REFUSED = {
-    "gpt_oss": (WINDOWED["gpt_oss"], "does not divide its attention"),
+    "experts": (
+        replace(
+            WINDOWED["gpt_oss"], settings={**WINDOWED["gpt_oss"].settings, "num_local_experts": 3}
+        ),
+        "3 experts, which 2 ranks cannot have equal numbers of",
+    ),
     "deepseek_v3": (LATENTS["deepseek_v3"], "does not divide its attention"),
     "odd": (
         replace(DENSE["llama"], settings={**DENSE["llama"].settings, **ODD}),
@@ -52,4 +62,6 @@ def test_families_are_served_as_in_one_process_or_refused(models: Path, tmp_path
     for name, (_, reason) in REFUSED.items():
         assert reason in ranks[name]["refused"]
     for name in SERVED:
+        part = ranks[name].pop("weights") / alone[name].pop("weights")
+        assert part < 0.6, "a rank has its part of attention, experts and embeddings"
         assert ranks[name] == alone[name], name

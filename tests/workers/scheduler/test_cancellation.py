@@ -145,7 +145,9 @@ def test_over_capacity_is_refused(
     assert gate.reached.wait(600)
     queued = worker.submit("s", words(5))
     refused = worker.submit("s", words(5))
+    swept = worker.scheduler.list_pages(pb.ListPagesRequest())
     gate.go.set()
+    assert swept.result(600) == set(), "what is the worker's own is not refused"
     with pytest.raises(Overloaded):
         refused.result(600)
     assert running.result(600).output_tokens

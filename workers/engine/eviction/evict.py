@@ -11,6 +11,7 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.methods import LayerRows
 from workers.parallel.group import Group
+from workers.parallel.sums import sum_by_token
 from workers.primitives.observation import Observed
 from workers.primitives.selection import (
     gather_or_empty,
@@ -230,7 +231,7 @@ def protected_rows(
 
 
 def _evicted_rows(choice: _LayerChoice, weight: float) -> tuple[Tensor, Tensor]:
-    """Tokens of the evicted rows, int64 `[k]`, and their share in the token's score.
+    """Tokens of the evicted rows, int64 `[k]`, and their share in the token's score, float64.
 
     A token's score is the mean over layers and heads; `weight` is the layers' share.
     """
@@ -240,13 +241,13 @@ def _evicted_rows(choice: _LayerChoice, weight: float) -> tuple[Tensor, Tensor]:
     kept.scatter_(1, torch.where(choice.indices < 0, n, choice.indices), True)
     # As indices: each use of a mask would wait for the device.
     evicted = ((choice.positions != EMPTY) & ~kept[:, :n]).nonzero(as_tuple=True)
-    return choice.positions[evicted], choice.scores[evicted].float() * (weight / heads)
+    return choice.positions[evicted], choice.scores[evicted].double() * weight / heads
 
 
 def record_evicted(
     group: Group, session: WorkerSession, evicted: list[tuple[Tensor, Tensor]]
 ) -> None:
-    """Record tokens of evicted rows, int `[k]`, with their shares in the tokens' scores.
+    """Record tokens of evicted rows, int `[k]`, with their shares in the tokens' scores, float64.
 
     group: each of its ranks has evicted rows of its own heads, whose mean its shares make up.
     """
@@ -255,6 +256,6 @@ def record_evicted(
     rows = torch.cat([tokens for tokens, _ in evicted]).cpu()
     shares = torch.cat([shares for _, shares in evicted]).cpu()
     tokens, index = torch.unique(rows, return_inverse=True)
-    own = torch.zeros(1, len(tokens)).index_add_(1, index, shares[None]) / group.count
-    tokens, total = group.sum_by_token(tokens, own)
-    session.record_evicted(tokens, total[0])
+    own = torch.zeros(1, len(tokens), dtype=torch.float64).index_add_(1, index, shares[None])
+    tokens, total = sum_by_token(group, tokens, own / group.count)
+    session.record_evicted(tokens, total[0].float())

@@ -129,14 +129,14 @@ class StoredSessions:
         states = self.states.begin_flush(session)
         return then(self.rows.begin_flush(session), lambda durable: states.result() and durable)
 
-    def delete(self, pages: Sequence[PageId]) -> "Future[int]":
-        """Delete pages and the states that follow them, as `RowStore.delete`; counts pages."""
+    def delete(self, pages: Sequence[PageId]) -> "Future[frozenset[PageId]]":
+        """Delete pages and the states that follow them, as `RowStore.delete`; the result is pages."""
         rows = self.rows.delete(pages)
         if self.states is None:
             return rows
         states = self.states.delete(pages)
 
-        def finish(deleted: int) -> int:
+        def finish(deleted: frozenset[PageId]) -> frozenset[PageId]:
             states.result()
             return deleted
 

@@ -1,0 +1,1 @@
+"""A worker of several ranks beside one of one process."""
