@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kvrecall_server.admin.fsck import Finding, Stored, merge_reports
-from kvrecall_server.app.rank_storage import IdleRows, Rank
+from kvrecall_server.app.rank_storage import Rank
+from kvrecall_server.app.start.idle_rows import IdleRows
 from kvstore.fsck import PagesReport
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.settings import Settings
-from kvrecall_server.app.start.memory import to_gibibytes
 from kvstore.settings import StoreSettings
 
 _FOLDER = re.compile(r"rank-\d+-of-(\d+)")
@@ -63,7 +62,7 @@ def choose_ranks(settings: Settings) -> list[Rank]:
     As many as are set; where that is one, and only workers of several have rows, as many as these had.
     Raises CannotServe where they had different numbers.
     """
-    found = _find_counts(settings.data)
+    found = find_counts(settings.data)
     if settings.tensor_parallel > 1 or 1 in found or not found:
         return list_ranks(settings.tensor_parallel)
     if len(found) > 1:
@@ -74,50 +73,7 @@ def choose_ranks(settings: Settings) -> list[Rank]:
     return list_ranks(found[0])
 
 
-@dataclass(frozen=True)
-class IdleRows:
-    """Rows of workers of another number of ranks, which the one in use does not read.
-
-    Attributes:
-        count: Ranks of the worker that stored them.
-        names: Names of their folders under the data directory, as a shell takes them.
-        bytes: Bytes of all files there.
-    """
-
-    count: int
-    names: tuple[str, ...]
-    bytes: int
-
-    @property
-    def what(self) -> str:
-        """What they are, in words."""
-        ranks = f"of {self.count} ranks" if self.count > 1 else "of one process"
-        return f"{to_gibibytes(self.bytes)} of rows of a worker {ranks}"
-
-    @property
-    def advice(self) -> str:
-        """What can be done about them."""
-        return (
-            f"not read: its sessions were computed again. Delete {' and '.join(self.names)} to have the "
-            f"space back, unless a worker with --tensor-parallel {self.count} is to go on"
-        )
-
-
-def find_idle_rows(data: Path, used: int) -> list[IdleRows]:
-    """Find the rows under a data directory that a worker of `used` ranks does not read."""
-    from kvrecall_server.app.tiers import STATES  # it brings the libraries of all tiers
-
-    found = []
-    for count in _find_counts(data):
-        names = (f"rank-*-of-{count}",) if count > 1 else ("pages", STATES)
-        folders = [folder for name in names for folder in data.glob(name)]
-        files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-        if count != used:
-            found.append(IdleRows(count, names, sum(path.stat().st_size for path in files)))
-    return found
-
-
-def _find_counts(data: Path) -> list[int]:
+def find_counts(data: Path) -> list[int]:
     """Find the numbers of ranks of workers that have stored rows under a data directory, ascending."""
     matches = (_FOLDER.fullmatch(path.name) for path in data.glob("rank-*-of-*"))
     counts = {int(match[1]) for match in matches if match}

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from kvrecall_server.app.errors import CannotCheck, CannotServe
 from kvrecall_server.app.progress import Report, show_progress
-from kvrecall_server.app.rank_storage import Rank, choose_ranks, find_idle_rows
+from kvrecall_server.app.rank_storage import Rank, choose_ranks
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.cli.options import Data, Model, TensorParallel, build_settings
 from kvrecall_server.reporting.units import readable_bytes
@@ -88,6 +88,7 @@ async def _check(
     """
     from kvrecall_server.admin.fsck import leftover_findings, tier_findings
     from kvrecall_server.admin.fsck_ranks import idle_findings
+    from kvrecall_server.app.start.idle_rows import find_idle_rows
 
     findings = _catalog_findings(settings)
     parts = _read_parts(settings, ranks, report)

@@ -1,6 +1,6 @@
 """Sizes of a model and its rows, read from its config: no weight is allocated or loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from workers.cache.row_packing import build_row_layout
 from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
+from workers.model.division import count_weight_bytes, divide_shape
 from workers.model.layers.kinds import read_plan
 from workers.model.layers.shape_probe import probe_shapes
 from workers.model.loader import cache_argument, choose_class
@@ -19,7 +20,7 @@ from workers.model.loader import cache_argument, choose_class
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a model takes.
+    """What a model takes, or the part of it that one of several ranks has.
 
     Attributes:
         weight_bytes: Bytes of the weights.
@@ -50,22 +51,23 @@ class ModelSizes:
         return 0 if self.side is None else self.side.get_slot_bytes(room, self.dtype)
 
 
-def read_sizes(name: str | Path, dtype: torch.dtype | None = None) -> ModelSizes:
+def read_sizes(name: str | Path, dtype: torch.dtype | None = None, ranks: int = 1) -> ModelSizes:
     """Read the sizes of a model by path or hub name.
 
-    dtype: of weights and rows; None: the checkpoint's own. Raises ModelRefused for one whose config
-    cannot be read, or with layers of a kind that is not served.
+    dtype: of weights and rows; None: the checkpoint's own. ranks: the sizes are those of one of so many.
+    Raises ModelRefused for one whose config cannot be read, with layers of a kind that is not served, or
+    that cannot be divided.
     """
     try:
         config = AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ModelRefused(f"the config of {name} could not be loaded: {error}") from error
-    return measure_sizes(config, dtype or config.dtype or torch.float32)
+    return measure_sizes(config, dtype or config.dtype or torch.float32, ranks)
 
 
 @torch.inference_mode()
-def measure_sizes(config: PreTrainedConfig, dtype: torch.dtype) -> ModelSizes:
-    """Measure what a model of this config takes in a data type, on torch's meta device."""
+def measure_sizes(config: PreTrainedConfig, dtype: torch.dtype, ranks: int = 1) -> ModelSizes:
+    """Measure what a model of this config takes in a data type, on torch's meta device, as `read_sizes`."""
     plan = read_plan(config.get_text_config(decoder=True))
     with torch.device("meta"):
         module = choose_class(config).from_config(config, dtype=dtype)
@@ -73,5 +75,8 @@ def measure_sizes(config: PreTrainedConfig, dtype: torch.dtype) -> ModelSizes:
     # Experts' other implementations need bfloat16 or numbers to route by.
     module.set_experts_implementation("batched_mm")
     shape, side, _ = probe_shapes(module, plan, cache_argument(module))
-    weights = {id(each): each.nbytes for each in module.parameters()}  # tied ones count once
-    return ModelSizes(sum(weights.values()), dtype, plan, shape, side)
+    shape = divide_shape(module, shape, ranks)
+    if side is not None and side.windows is not None:
+        # Recurrent states are whole on every rank.
+        side = replace(side, windows=divide_shape(module, side.windows, ranks))
+    return ModelSizes(count_weight_bytes(module, ranks), dtype, plan, shape, side)

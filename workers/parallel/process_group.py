@@ -95,19 +95,6 @@ class ProcessGroup:
         self._reduce(counts)
         return counts > 0
 
-    def sum_by_token(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather the ranks' tokens and values, and add them up in the order of the ranks."""
-        parts = self.gather((tokens.cpu(), values.cpu()))
-        known, index = torch.unique(torch.cat([part for part, _ in parts]), return_inverse=True)
-        total = torch.zeros(values.shape[0], len(known))
-        total.index_add_(1, index, torch.cat([part for _, part in parts], 1).float())
-        return known.to(tokens.device), total.to(values.device)
-
-    def sum_own(self, tokens: Tensor, values: Tensor) -> Tensor:
-        """Find this rank's tokens among those of all."""
-        known, total = self.sum_by_token(tokens, values)
-        return total[:, torch.searchsorted(known, tokens)]
-
     def agree(self, error: Exception | None) -> Exception | None:
         """Gather the errors. Raises PeerFailed and GroupLost."""
         return _find_error([error, *self._meet_at("agree", _make_portable(error))])

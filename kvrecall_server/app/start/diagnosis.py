@@ -15,8 +15,9 @@ from typing import Literal
 from kvrecall.client import KvrecallClient, KvrecallError
 from kvrecall_server.app.errors import CannotServe, CliError, describe_os_error
 from kvrecall_server.app.models import check_model, is_smollm2_installed
-from kvrecall_server.app.rank_storage import choose_ranks, find_idle_rows
+from kvrecall_server.app.rank_storage import choose_ranks
 from kvrecall_server.app.settings import Settings
+from kvrecall_server.app.start.idle_rows import find_idle_rows
 from kvrecall_server.app.start.memory import (
     divide_memory,
     get_free_memory,

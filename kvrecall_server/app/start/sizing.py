@@ -25,12 +25,14 @@ class Load:
         tokens: Tokens of each.
         shared: Of these, the first ones that all sessions have: system prompt and tools.
         codec: Codec of pages in the lowest tier.
+        ranks: Of each worker; the sizes of the model are those of one.
     """
 
     sessions: int
     tokens: int
     shared: int
     codec: Codec
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,21 @@ class Need:
 
 def list_needs(model: ModelSizes, settings: WorkerSettings, load: Load) -> Iterator[Need]:
     """List what a worker with these settings takes, and what all stored sessions take."""
-    device = "device of each worker"
-    yield Need("weights", 1, model.weight_bytes, model.weight_bytes, device)
-    slots = settings.slots
+    ranks, slots = load.ranks, settings.slots
+    device = "device of each worker" if ranks == 1 else "devices of each worker's ranks, evenly"
+    yield Need("weights", ranks, model.weight_bytes, ranks * model.weight_bytes, device)
     side_bytes = model.get_side_bytes(settings.longest_pass)
     shape = RowShape.of(model.shape, model.shape.n_layers, model.dtype, side_bytes)
-    pool = get_pool_bytes(shape, settings)
+    pool = ranks * get_pool_bytes(shape, settings)
     yield Need("active rows of a slot", slots, pool // slots, pool, device)
-    copy = _count_pages(model.layout, load.tokens) * get_copy_bytes(model.layout)
+    copy = ranks * _count_pages(model.layout, load.tokens) * get_copy_bytes(model.layout)
     yield Need("rows of a session in a slot", slots, copy, slots * copy, "memory of each worker")
-    shared = get_stored_bytes(model.layout, load.shared, load.codec)
-    own = get_stored_bytes(model.layout, load.tokens, load.codec) - shared
+    shared = ranks * get_stored_bytes(model.layout, load.shared, load.codec)
+    own = ranks * get_stored_bytes(model.layout, load.tokens, load.codec) - shared
     stored = load.sessions * own + shared
     yield Need("stored rows of a session", load.sessions, own, stored, "files, or Redis")
     if model.state_bytes:
-        each = count_states(model, load.tokens) * _get_state_bytes(model)
+        each = ranks * count_states(model, load.tokens) * _get_state_bytes(model)
         total = load.sessions * each
         yield Need("stored states of a session", load.sessions, each, total, "files, or Redis")
 
@@ -78,7 +80,8 @@ def get_ram_setting(model: ModelSizes, settings: WorkerSettings, load: Load) -> 
     pages = settings.slots * _count_pages(model.layout, load.tokens)
     held = pages * get_copy_bytes(model.layout)
     of_rows = -(-held * KEPT_SHARE // (KEPT_SHARE - 1))
-    return of_rows * STATE_SHARE // (STATE_SHARE - 1) if model.state_bytes else of_rows
+    of_rank = of_rows * STATE_SHARE // (STATE_SHARE - 1) if model.state_bytes else of_rows
+    return load.ranks * of_rank
 
 
 def get_copy_bytes(layout: PageLayout) -> int:

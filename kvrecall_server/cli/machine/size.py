@@ -9,7 +9,15 @@ import typer
 from kvrecall_server.app.errors import CannotServe, CliError
 from kvrecall_server.app.models import resolve_model
 from kvrecall_server.app.progress import show_progress
-from kvrecall_server.cli.options import Dtype, Json, MaxBudget, Model, Slots, build_settings
+from kvrecall_server.cli.options import (
+    Dtype,
+    Json,
+    MaxBudget,
+    Model,
+    Slots,
+    TensorParallel,
+    build_settings,
+)
 from kvrecall_server.cli.tables import print_table
 from kvrecall_server.reporting.units import readable_bytes
 from workers.errors import ModelRefused
@@ -36,16 +44,21 @@ def size_command(
     slots: Slots = None,
     budget: MaxBudget = None,
     dtype: Dtype = None,
+    tensor_parallel: TensorParallel = None,
     as_json: Json = False,
 ) -> None:
     """Compute what a model, the sessions in its slots and all stored ones take, from its config.
 
-    No weight is loaded. Codecs of pages are those of the settings.
+    No weight is loaded. Codecs of pages are those of the settings. Of a worker of several ranks, each has a
+    device with its part of weights and active rows.
     """
     if shared > tokens:
         raise BadLoad(f"--shared is {shared:,} tokens, at most the {tokens:,} of a session")
     settings = build_settings(
-        model=model, dtype=dtype, worker={"slots": slots, "max_budget": budget}
+        model=model,
+        dtype=dtype,
+        tensor_parallel=tensor_parallel,
+        worker={"slots": slots, "max_budget": budget},
     )
     with show_progress(f"reading the config of {settings.model}"):
         needs, ram = _measure(settings, sessions, tokens, shared)
@@ -79,10 +92,11 @@ def _measure(
     from kvrecall_server.app.start.sizing import Load, get_ram_setting, list_needs
     from workers.model.sizes import read_sizes
 
-    load = Load(sessions, tokens, shared, settings.store.codecs[-1])
+    ranks = settings.tensor_parallel
+    load = Load(sessions, tokens, shared, settings.store.codecs[-1], ranks)
     dtype: torch.dtype | None = None if settings.dtype is None else getattr(torch, settings.dtype)
     try:
-        sizes = read_sizes(resolve_model(settings.model), dtype)
+        sizes = read_sizes(resolve_model(settings.model), dtype, ranks)
     except ModelRefused as error:
         raise CannotServe(str(error)) from error
     needs = list(list_needs(sizes, settings.worker, load))

@@ -39,7 +39,7 @@ def namespace(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def read_pages(redis_url: str, namespace: str) -> dict[bytes, bytes]:
+def read_pages(redis_url: str, namespace: str) -> dict[bytes, bytes | str]:
     """Read the pages of a namespace by their ids."""
     with closing(Redis.from_url(redis_url)) as redis:
         names = list(redis.scan_iter(f"{namespace}:*:p:*", count=1000))

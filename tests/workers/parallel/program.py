@@ -87,13 +87,16 @@ def serve(parts: Parts, scenario: str) -> dict[str, Any]:
         finally:
             worker.scheduler.close()
     parts.store.close()
-    return found | {"fingerprint": parts.model.fingerprint}
+    return found | {"fingerprint": parts.model.fingerprint, "sizes": measure(parts)}
 
 
-def count_weights(parts: Parts) -> int:
-    """Count the numbers of this rank's part of the model."""
-    weights = parts.model.module.parameters()
-    return sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in weights)
+def measure(parts: Parts) -> list[int]:
+    """Measure a rank: bytes of its weights, of a token's rows, of a slot's windows, of recurrent states."""
+    model = parts.model
+    weights = {id(each): each for each in model.module.parameters()}.values()
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
+    sizes = [parts.store.layout.token_bytes, model.get_side_bytes(64), model.state_bytes]
+    return [sum(each.nbytes for each in local), *sizes]
 
 
 def main(scenario: str, folder: Path, out: Path) -> None:
@@ -111,7 +114,7 @@ def main(scenario: str, folder: Path, out: Path) -> None:
             except ModelRefused as error:
                 found[each.name] = {"refused": str(error)}
             else:
-                found[each.name] = serve(parts, scenario) | {"weights": count_weights(parts)}
+                found[each.name] = serve(parts, scenario)
     if group.index == 0:
         out.write_text(json.dumps(found))
     if isinstance(group, ProcessGroup):

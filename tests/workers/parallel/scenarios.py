@@ -148,7 +148,7 @@ def fail_and_go_on(worker: LocalWorker) -> dict[str, Any]:
     found: dict[str, Any] = {}
     spec = CASES["default"]
     for name in ("unreadable", "unwritable"):
-        state = None
+        state: pb.SessionState | None = None
         errors = list[str]()
         for turn in range(2):
             worker.open(name, state=state, **spec)
@@ -160,7 +160,7 @@ def fail_and_go_on(worker: LocalWorker) -> dict[str, Any]:
                 worker.open(name, state=state, **spec)
                 done = worker.submit(name, say(120, turn))
             state = done.result(600).state
-        found[name] = {"errors": errors, "length": state.length}
+        found[name] = {"errors": errors, "length": state.length if state else 0}
     return found
 
 

@@ -17,5 +17,6 @@ def test_two_ranks_give_what_one_process_gives(
     ranks = run(scenario, model_path("llama"), tmp_path, ranks=2)
     assert alone.keys() == ranks.keys()
     assert ranks.pop("stored", {}) == pytest.approx(alone.pop("stored", {}), rel=0.02)
+    assert alone.pop("sizes") > ranks.pop("sizes")
     for name, found in alone.items():
         assert ranks[name] == found, name

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from reference import MODEL_PATH
@@ -14,6 +15,8 @@ from tests.workers.model.architectures.latent import LATENTS
 from tests.workers.model.architectures.recurrent import RECURRENT
 from tests.workers.model.architectures.windows import WINDOWED
 from tests.workers.parallel.launched import run
+from workers.errors import ModelRefused
+from workers.model.sizes import read_sizes
 
 SERVED = {
     "qwen3": DENSE["qwen3"],
@@ -61,7 +64,15 @@ def test_families_are_served_as_in_one_process_or_refused(models: Path, tmp_path
     ranks = run("families", models, tmp_path, ranks=2)
     for name, (_, reason) in REFUSED.items():
         assert reason in ranks[name]["refused"]
+        with pytest.raises(ModelRefused, match=reason):
+            read_sizes(models / name, torch.float32, 2)
     for name in SERVED:
-        part = ranks[name].pop("weights") / alone[name].pop("weights")
+        part = ranks[name]["sizes"][0] / alone[name]["sizes"][0]
         assert part < 0.6, "a rank has its part of attention, experts and embeddings"
+        for count, found in enumerate((alone[name], ranks[name]), 1):
+            sizes = read_sizes(models / name, torch.float32, count)
+            rows, windows = sizes.layout.token_bytes, sizes.get_side_bytes(64)
+            assert found.pop("sizes") == [sizes.weight_bytes, rows, windows, sizes.state_bytes], (
+                name
+            )
         assert ranks[name] == alone[name], name

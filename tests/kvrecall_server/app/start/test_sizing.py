@@ -14,6 +14,7 @@ from kvrecall_server.app.start.sizing import (
     list_needs,
 )
 from kvstore.format.codec import Codec
+from kvstore.format.page import HEADER_BYTES
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
@@ -91,3 +92,22 @@ def test_no_session_keeps_more_states_than_are_counted() -> None:
     states = list(list_needs(hybrid, SETTINGS, LOAD))[-1]
     assert states.what == "stored states of a session"
     assert states.each_bytes >= count_states(hybrid, LOAD.tokens) * hybrid.state_bytes
+
+
+def test_ranks_together_take_what_one_process_takes_but_for_what_each_has_whole(
+    sizes: ModelSizes,
+) -> None:
+    half = read_sizes(MODEL_PATH, ranks=2)
+    whole = {need.what: need for need in list_needs(sizes, SETTINGS, LOAD)}
+    parts = {need.what: need for need in list_needs(half, SETTINGS, replace(LOAD, ranks=2))}
+    assert parts.keys() == whole.keys()
+    slot = "active rows of a slot"
+    assert parts[slot] == replace(whole[slot], where=parts[slot].where)
+    weights = parts["weights"]
+    assert (weights.count, weights.total_bytes) == (2, 2 * half.weight_bytes)
+    assert whole["weights"].total_bytes < weights.total_bytes < 1.1 * whole["weights"].total_bytes
+    pages = LOAD.tokens // sizes.layout.page_tokens
+    stored = "stored rows of a session"
+    assert parts[stored].each_bytes - whole[stored].each_bytes == pages * HEADER_BYTES
+    ram = get_ram_setting(half, SETTINGS, replace(LOAD, ranks=2))
+    assert ram >= get_ram_setting(sizes, SETTINGS, LOAD)

@@ -19,6 +19,20 @@ def test_the_needs_of_a_model_are_printed_as_a_table_and_as_json(
     assert f"--ram {-(-found['ram_bytes'] >> 20)} (MiB)" in table
 
 
+def test_the_part_of_each_rank_is_printed(command: Callable[..., Any]) -> None:
+    arguments = ("--model", "reference", "--slots", 2)
+    found = [
+        json.loads(command("size", "--json", *arguments, "--tensor-parallel", ranks).stdout)
+        for ranks in (1, 2)
+    ]
+    whole, parts = (each["needs"][0] for each in found)
+    assert (whole["count"], parts["count"]) == (1, 2)
+    assert parts["each_bytes"] < whole["each_bytes"]
+    assert "ranks" in parts["where"]
+    refused = command("size", *arguments, "--tensor-parallel", 5)
+    assert (refused.exit_code, "choose another --tensor-parallel" in refused.stderr) == (2, True)
+
+
 def test_more_shared_tokens_than_a_session_has_are_refused(command: Callable[..., Any]) -> None:
     found = command("size", "--model", "reference", "--tokens", 10, "--shared", 11)
     assert found.exit_code == 2
