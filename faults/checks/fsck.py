@@ -17,21 +17,23 @@ REBUILT = "computed again from the turn log"
 def run_fsck(setup: Setup, damaged: bool = False) -> list[str]:
     """Complaints of fsck; with `damaged`, those about pages that are computed again do not count."""
     environment = {"KVRECALL_MODEL": str(setup.rig.model), "COLUMNS": "4000"}
-    # A rank's files have the rows of its own heads, and the catalog all heads: fsck checks the files alone.
-    if setup.redis is not None and setup.rig.ranks == 1:
+    if setup.rig.ranks > 1:
+        environment["KVRECALL_TENSOR_PARALLEL"] = str(setup.rig.ranks)
+    if setup.redis is not None:
         url = setup.redis.url
         environment |= {"KVRECALL_CATALOG_URL": url, "KVRECALL_STORE__REDIS_URL": url}
     if (keys := setup.catalog.encryption.keys_file) is not None:
         environment[KEYS_FILE] = str(keys)
     complaints = []
-    for folder in setup.pages:
-        code, output = _run(setup, ["fsck", "--data", str(folder.parent)], environment)
+    for server in setup.workers:
+        data = setup.data / server.name
+        code, output = _run(setup, ["fsck", "--data", str(data)], environment)
         if code == 0:
             continue
         lines = [line for line in output.splitlines() if line.strip()]
         kept = [line for line in lines if REBUILT not in line] if damaged else lines
         if code != FOUND_PROBLEMS or not damaged or _problems(kept):
-            complaints.append(f"{folder.parent.name}: {output}")
+            complaints.append(f"{server.name}: {output}")
     return complaints
 
 

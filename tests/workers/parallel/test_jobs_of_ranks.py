@@ -35,7 +35,6 @@ from tests.workers.tasks.test_ahead import (
     test_a_cancelled_computation_has_the_session_opened_again,
     test_a_session_that_was_swapped_out_meanwhile_goes_on,
     test_it_ends_behind_a_block_when_a_turn_comes,
-    test_what_needs_the_committed_session_has_it_opened_again,
 )
 from tests.workers.tasks.test_open import (
     test_a_log_that_is_too_short_restores_no_page,
@@ -71,7 +70,6 @@ __all__ = [
     "test_sampling_is_the_same_alone_and_in_a_batch",
     "test_settling_twice_changes_nothing",
     "test_what_is_settled_in_a_pause_has_the_bits_of_what_its_next_turn_settles",
-    "test_what_needs_the_committed_session_has_it_opened_again",
 ]
 
 
