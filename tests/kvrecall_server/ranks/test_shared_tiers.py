@@ -39,7 +39,7 @@ def namespace(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def read_pages(redis_url: str, namespace: str) -> dict[bytes, bytes | str]:
+def read_pages(redis_url: str, namespace: str) -> dict[bytes, bytes]:
     """Read the pages of a namespace by their ids."""
     found = dict[bytes, bytes]()
     with closing(Redis.from_url(redis_url)) as redis:
