@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.2
 def text_fields(answer: Json) -> Json:
     """The generated text and its lengths in an answer, without ids and times."""
     if "message" not in answer:
-        return {name: answer.get(name) for name in ("type", "status", "turns", "length")}
+        return {name: answer.get(name) for name in ("type", "status", "turns")}
     return {name: answer[name] for name in ("turn", "message", "finish_reason")} | {
         "tokens": answer["usage"]["output_tokens"],
         "length": answer["memory"]["length"],
@@ -35,8 +35,11 @@ def text_fields(answer: Json) -> Json:
 
 
 def row_fields(answer: Json) -> Json:
-    """The state of the session's rows in an answer."""
-    memory = answer.get("memory", {})
+    """The state of the session's rows in an answer.
+
+    A fork has the rows of its session, which has a token less where a fault kept it from being settled.
+    """
+    memory = answer.get("memory", answer)
     repairs = [(each["trigger"], each["promoted"]) for each in memory.get("repairs", [])]
     return {name: memory.get(name) for name in ROW_FIELDS} | {"repairs": repairs}
 
