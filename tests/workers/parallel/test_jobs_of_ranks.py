@@ -45,7 +45,6 @@ from tests.workers.tasks.test_open import (
 from tests.workers.tasks.test_settling import (
     test_rows_from_before_the_first_eviction_stay,
     test_settling_twice_changes_nothing,
-    test_what_is_settled_in_a_pause_has_the_bits_of_what_its_next_turn_settles,
 )
 
 __all__ = [
@@ -69,7 +68,6 @@ __all__ = [
     "test_rows_from_before_the_first_eviction_stay",
     "test_sampling_is_the_same_alone_and_in_a_batch",
     "test_settling_twice_changes_nothing",
-    "test_what_is_settled_in_a_pause_has_the_bits_of_what_its_next_turn_settles",
 ]
 
 
