@@ -37,7 +37,7 @@ def text_fields(answer: Json) -> Json:
 def row_fields(answer: Json) -> Json:
     """The state of the session's rows in an answer.
 
-    A fork has the rows of its session, which has a token less where a fault kept it from being settled.
+    A fork has the rows of its session, which are others where a fault kept it from being settled.
     """
     memory = answer.get("memory", answer)
     repairs = [(each["trigger"], each["promoted"]) for each in memory.get("repairs", [])]

@@ -20,8 +20,9 @@ _log = structlog.get_logger("kvrecall.process")
 
 
 def is_rank() -> bool:
-    """Check if this process was started as one of several ranks."""
-    return "RANK" in os.environ
+    """Check if torch's launcher, or torchrun, has started this process as one of several ranks."""
+    # Jobs of other tools may have left a RANK in the environment.
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def end_with_launcher() -> None:
