@@ -126,6 +126,24 @@ def test_a_turn_names_the_request_that_ran_it(
     expect(page.locator(".figures")).to_contain_text("name: ids")
 
 
+def test_the_memory_after_an_earlier_turn_is_a_forks(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    session = client.create_session().id
+    for number in range(3):
+        client.turn(session, f"This is turn {number}.", generate=False)
+    page = watched(served.session(session, "turns"))
+    last = page.get_by_role("article", name="Turn 3", exact=True)
+    expect(last.get_by_role("link", name="Memory after it")).to_be_visible()
+    page.get_by_role("article", name="Turn 1", exact=True).get_by_role("button").click()
+    expect(page.get_by_role("heading", level=1)).not_to_contain_text(session)
+    expect(page.get_by_role("region", name="Memory map").first).to_be_visible()
+    fork = page.get_by_role("heading", level=1).inner_text().removeprefix("Memory of ")
+    found = served.get(f"/v1/sessions/{fork}")
+    assert found["forked_from"] == {"session": session, "turn": 1}
+    assert found["turns"] == 1
+
+
 def test_a_sessions_log_is_downloaded_whole(
     served: Console, watched: Open, client: KvrecallClient
 ) -> None:

@@ -2,6 +2,7 @@
 /** The family of a session: who was forked from whom, at which turn, and what pages they share. */
 import { Failure, Loaded, State } from '../components/basics.js';
 import { post, sessionPath } from '../core/api.js';
+import { useBusy } from '../core/busy.js';
 import { count, plural } from '../core/format.js';
 import { useResource } from '../core/resource.js';
 import { navigate, sessionAddress } from '../core/router.js';
@@ -42,21 +43,22 @@ function Tree({ data, self }) {
   return html`<ul class="family">${roots.map(branch)}</ul>`;
 }
 
+/**
+ * Fork a session at the end of a turn, the last one for null, and go to the fork's memory.
+ * @param {any} session
+ * @param {number | null} turn
+ */
+export async function forkAt(session, turn) {
+  const made = await post(sessionPath(session.id, '/fork'), { turn, queue: true });
+  navigate(sessionAddress(made.id));
+}
+
 function ForkForm({ session }) {
   const [turn, setTurn] = useState('');
-  const [error, setError] = useState(/** @type {unknown} */ (null));
-  const [busy, setBusy] = useState(false);
-  const fork = async (/** @type {Event} */ event) => {
+  const [busy, error, run] = useBusy();
+  const fork = (/** @type {Event} */ event) => {
     event.preventDefault();
-    setBusy(true);
-    setError(null);
-    try {
-      const made = await post(sessionPath(session.id, '/fork'), { turn: turn === '' ? null : Number(turn), queue: true });
-      navigate(sessionAddress(made.id));
-    } catch (failure) {
-      setError(failure);
-      setBusy(false);
-    }
+    return run(() => forkAt(session, turn === '' ? null : Number(turn)));
   };
   return html`<form class="panel" onSubmit=${fork}>
     <h2>Fork from here</h2>

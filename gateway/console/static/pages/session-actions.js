@@ -2,6 +2,7 @@
 /** What can be done with a session as a whole: its log as a file, and its deletion. */
 import { Dialog, Failure } from '../components/basics.js';
 import { get, remove, sessionPath, toQuery } from '../core/api.js';
+import { useBusy } from '../core/busy.js';
 import { plural } from '../core/format.js';
 import { BASE, navigate } from '../core/router.js';
 import { html, useState } from '../core/ui.js';
@@ -11,8 +12,7 @@ const TURNS_AT_ONCE = 100;
 /** @param {{session: any, readOnly: boolean}} props */
 export function SessionActions({ session, readOnly }) {
   const [asked, setAsked] = useState(false);
-  const [error, setError] = useState(/** @type {unknown} */ (null));
-  const [busy, run] = useBusy(setError);
+  const [busy, error, run] = useBusy();
   const playground = `${BASE}/playground?session=${encodeURIComponent(session.id)}`;
   return html`<div class="actions">
       <button type="button" disabled=${busy} onClick=${() => run(() => download(session))}>Download the log</button>
@@ -24,8 +24,7 @@ export function SessionActions({ session, readOnly }) {
 }
 
 function Deletion({ session, onClose }) {
-  const [error, setError] = useState(/** @type {unknown} */ (null));
-  const [busy, run] = useBusy(setError);
+  const [busy, error, run] = useBusy();
   const erase = async () => {
     await remove(sessionPath(session.id));
     navigate(`${BASE}/sessions`);
@@ -38,26 +37,6 @@ function Deletion({ session, onClose }) {
       <button type="button" onClick=${onClose}>Keep it</button>
     </div>
   <//>`;
-}
-
-/**
- * Whether work goes on, and a function that begins some: its error is handed on.
- * @param {(error: unknown) => void} onError
- * @returns {[boolean, (work: () => Promise<void>) => Promise<void>]}
- */
-function useBusy(onError) {
-  const [busy, setBusy] = useState(false);
-  const run = async (/** @type {() => Promise<void>} */ work) => {
-    setBusy(true);
-    onError(null);
-    try {
-      await work();
-    } catch (failure) {
-      onError(failure);
-    }
-    setBusy(false);
-  };
-  return [busy, run];
 }
 
 /** Save the session and all its turns, as the API has them, in a JSON file. */

@@ -1,12 +1,14 @@
 // @ts-check
 /** The committed log of a session: messages of each turn, and what the turn cost. */
-import { Bar, Empty, Loaded } from '../components/basics.js';
+import { Bar, Empty, Failure, Loaded } from '../components/basics.js';
 import { Messages } from '../components/message.js';
 import { sessionPath } from '../core/api.js';
+import { useBusy } from '../core/busy.js';
 import { count, moment, plural, seconds, words } from '../core/format.js';
 import { useResource } from '../core/resource.js';
 import { readNumber, sessionAddress, useQuery } from '../core/router.js';
 import { html, useEffect, useRef } from '../core/ui.js';
+import { forkAt } from './forks.js';
 
 const SHOWN = 20;
 /** Colours of a turn's phases, in the order of time: a bar of them reads like the turn. */
@@ -25,8 +27,8 @@ const PHASES = {
 };
 const OTHER_PHASE = '--text';
 
-/** @param {{session: any, version: number}} props */
-export function TurnsPage({ session, version }) {
+/** @param {{session: any, version: number, readOnly: boolean}} props */
+export function TurnsPage({ session, version, readOnly }) {
   const [query] = useQuery();
   const chosen = readNumber(query, 'turn');
   const newest = Math.max(0, session.turns - SHOWN);
@@ -35,7 +37,7 @@ export function TurnsPage({ session, version }) {
   const address = (from) => sessionAddress(session.id, 'turns', `?after=${from}`);
   return html`<${Loaded} resource=${resource}>${({ turns, next_after: next }) => html`
     ${!turns.length && html`<${Empty}>No turn was committed yet.<//>`}
-    ${turns.map((turn) => html`<${Turn} key=${turn.turn} session=${session.id} turn=${turn} chosen=${turn.turn === chosen} />`)}
+    ${turns.map((turn) => html`<${Turn} key=${turn.turn} session=${session} turn=${turn} chosen=${turn.turn === chosen} readOnly=${readOnly} />`)}
     <nav class="row" aria-label="Pages of turns">
       ${after > 0 && html`<a class="button" href=${address(Math.max(0, after - SHOWN))}>Earlier turns</a>`}
       ${next !== null && html`<a class="button" href=${address(next)}>Later turns</a>`}
@@ -43,7 +45,7 @@ export function TurnsPage({ session, version }) {
   <//>`;
 }
 
-function Turn({ session, turn, chosen }) {
+function Turn({ session, turn, chosen, readOnly }) {
   const element = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => {
     if (chosen) element.current?.scrollIntoView({ block: 'start' });
@@ -53,7 +55,7 @@ function Turn({ session, turn, chosen }) {
     <header>
       <h2>Turn ${turn.turn}</h2>
       <span class="note">${words(turn.finish_reason)}</span>
-      ${where && html`<a href=${sessionAddress(session, '', `?start=${turn.start}&stop=${turn.stop}`)}>${where}</a>`}
+      ${where && html`<a href=${sessionAddress(session.id, '', `?start=${turn.start}&stop=${turn.stop}`)}>${where}</a>`}
       <span class="note">${moment(turn.committed_at)}</span>
       ${turn.durable === false && html`<strong>not durable</strong>`}
       ${turn.retries > 0 && html`<strong>${turn.retries === 1 ? 'retried once' : `retried ${turn.retries} times`}</strong>`}
@@ -61,8 +63,21 @@ function Turn({ session, turn, chosen }) {
     <div class="body">
       <${Messages} messages=${turn.messages} answer=${turn.answer} />
       <${Costs} turn=${turn} />
+      <${MemoryThen} session=${session} turn=${turn.turn} readOnly=${readOnly} />
     </div>
   </article>`;
+}
+
+/** The way to the memory map after a turn: of the last one the session's own, of an earlier one a fork's. */
+function MemoryThen({ session, turn, readOnly }) {
+  const [busy, error, run] = useBusy();
+  if (turn === session.turns) return html`<p class="row"><a class="button" href=${sessionAddress(session.id)}>Memory after it</a></p>`;
+  if (readOnly) return null;
+  return html`<p class="row">
+      <button type="button" disabled=${busy} onClick=${() => run(() => forkAt(session, turn))}>Memory after it</button>
+      <span class="note">of a fork, which stays until you delete it</span>
+    </p>
+    <${Failure} error=${error} />`;
 }
 
 /**
