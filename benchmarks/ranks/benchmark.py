@@ -1,9 +1,10 @@
-"""A worker of two ranks beside one of one process, on the same cores.
+"""A worker of two ranks beside workers of one process, on the same cores.
 
-`python -m benchmarks ranks` holds the same conversation in two workers: one is a single process with two threads,
+`python -m benchmarks ranks` holds the same conversation in three workers: two are single processes with two threads,
 one has two ranks with a thread each (`kvrecall worker --tensor-parallel 2`). In each of them one session keeps the
 full cache and one has the default method with a budget. They take their turns one after the other, and which is
-first changes from turn to turn. Both are what users have: the single process decodes natively, ranks by torch.
+first changes from turn to turn. Ranks decode layer by layer, so they are compared with a process that does so as well;
+a third worker decodes by native steps, as a process without ranks does.
 
 `--model made-up` is a random Llama of 140 M weights, `reference` the packaged model. SmolLM2 has 3 KV heads, which
 two ranks cannot divide. A machine needs as many idle cores as `--ranks`.
@@ -59,7 +60,7 @@ class Plan:
 
 
 def measure(plan: Plan) -> Measured:
-    """Measure both workers. Raises BadOptions for too few turns, and for a model that ranks cannot divide."""
+    """Measure the workers. Raises BadOptions for too few turns, and for a model that ranks cannot divide."""
     if plan.ranks < 2 or plan.turns < 2 or plan.output_tokens < 2:
         raise BadOptions("expected 2 ranks, 2 turns and 2 tokens of an answer, or more")
     if plan.model != MADE_UP:
@@ -77,25 +78,27 @@ def measure(plan: Plan) -> Measured:
 
 
 def compare(plan: Plan) -> Iterator[Row]:
-    """Rows of each method, as soon as both workers have taken all turns."""
+    """Rows of each method, as soon as all workers have taken all turns."""
     with tempfile.TemporaryDirectory(prefix="kvrecall-ranks-") as name, ExitStack() as stack:
         folder = Path(name)
         model = str(
             make_model(folder, plan.seed) if plan.model == MADE_UP else resolve_model(plan.model)
         )
-        alone, divided = name_arms(plan.ranks)
+        alone, native, divided = name_arms(plan.ranks)
         arms = {}
-        for arm, ranks in ((alone, 1), (divided, plan.ranks)):
-            sizes = Sizes(model, plan.ranks // ranks, plan.budget, plan.longest, plan.block)
+        for arm, ranks in ((alone, 1), (native, 1), (divided, plan.ranks)):
+            threads, steps = plan.ranks // ranks, arm == native
+            sizes = Sizes(model, threads, plan.budget, plan.longest, plan.block, steps)
             arms[arm] = stack.enter_context(start_arm(ranks, folder / arm, sizes))
         times = take_turns(arms, plan)
         for method in (FULL, DEFAULT):
             yield from build_rows(method, {arm: times[method, arm] for arm in arms}, alone)
 
 
-def name_arms(ranks: int) -> tuple[str, str]:
-    """Name the worker of one process and that of ranks."""
-    return f"one process, {ranks} threads", f"{ranks} ranks, 1 thread each"
+def name_arms(ranks: int) -> tuple[str, str, str]:
+    """Name the worker of one process, that with native steps, and that of ranks."""
+    alone = f"one process, {ranks} threads"
+    return alone, f"{alone}, native steps", f"{ranks} ranks, 1 thread each"
 
 
 def take_turns(arms: dict[str, Arm], plan: Plan) -> dict[tuple[str, str], list[Timed]]:

@@ -41,11 +41,14 @@ def main(data: Path, sizes: Sizes, out: TextIO) -> None:
         group = ProcessGroup.join("cpu", _PATIENCE_SECONDS)
     parts = build_parts(data / str(group.index), sizes, group)
     group.meet()
+    engine = Engine(parts)
+    if not sizes.native_steps:
+        engine.decoder = None
     if group.index:
-        Follower(Engine(parts)).run()
+        Follower(engine).run()
         parts.store.close()
     else:
-        answer_turns(Worker(Scheduler(Engine(parts))), sizes, out)
+        answer_turns(Worker(Scheduler(engine)), sizes, out)
     if isinstance(group, ProcessGroup):
         group.leave()
 

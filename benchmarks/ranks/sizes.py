@@ -13,6 +13,7 @@ class Sizes:
         budget: Rows per head of a session with the default method.
         rows: Rows per head of the longest session.
         block: Tokens of a block of a prompt.
+        native_steps: False: a single process decodes layer by layer, as ranks always do.
     """
 
     model: str
@@ -20,3 +21,4 @@ class Sizes:
     budget: int
     rows: int
     block: int
+    native_steps: bool = True

@@ -1,4 +1,4 @@
-"""Rows of the benchmark of ranks: both workers take the same turns of the reference model."""
+"""Rows of the benchmark of ranks: the workers take the same turns of the reference model."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from benchmarks.ranks.program import DEFAULT, FULL
 from benchmarks.ranks.sizes import Sizes
 from benchmarks.subjects import Timed
 
-ALONE, DIVIDED = name_arms(2)
+ALONE, _, DIVIDED = name_arms(2)
 
 
 def test_turns_are_compared_with_the_same_turn_of_one_process() -> None:
@@ -26,12 +26,12 @@ def test_turns_are_compared_with_the_same_turn_of_one_process() -> None:
     assert (other["ratio"], other["ratio_to"]) == (0.375, ALONE)
 
 
-def test_both_workers_are_measured_with_both_methods(tmp_path: Path) -> None:
+def test_all_workers_are_measured_with_both_methods(tmp_path: Path) -> None:
     out = tmp_path / "ranks.json"
     sizes = ["--turns", "2", "--turn-tokens", "150", "--output-tokens", "3", "--budget", "96"]
     assert main(["ranks", *sizes, "--out", str(out)]) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
-    conditions = [f"{method}: {arm}" for method in (FULL, DEFAULT) for arm in (ALONE, DIVIDED)]
+    conditions = [f"{method}: {arm}" for method in (FULL, DEFAULT) for arm in name_arms(2)]
     assert list(dict.fromkeys(row["condition"] for row in written["results"])) == conditions
     assert all(row["n"] == 1 and row["median"] > 0 for row in written["results"])
     assert written["machine"]["threads"] == 2
