@@ -35,7 +35,7 @@ class AsyncKvrecallClient:
     `api_key` is sent with each request, by default that of the environment (KVRECALL_API_KEY); it
     decides whose the sessions are. `tenant` does where the service needs no key. `timeout_seconds`
     bounds the wait for data. With `max_retries`, a call is repeated after a failed connection and when the
-    service is overloaded; writes then get an idempotency key, so that they run once.
+    service is overloaded or says when to try again; writes then get an idempotency key, so that they run once.
 
     `inspect` looks into sessions: their log, memory map, pauses and events.
 

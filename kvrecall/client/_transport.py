@@ -94,8 +94,8 @@ class RetryPolicy:
         """Return the seconds until the next attempt; None to give up. `attempt` is from 0."""
         if attempt >= self.retries or not call.repeatable:
             return None
+        if isinstance(error, ServiceProblem) and error.retry_after_seconds is not None:
+            return error.retry_after_seconds
         if not isinstance(error, ConnectionFailed | Overloaded):
             return None
-        if isinstance(error, Overloaded) and error.retry_after_seconds is not None:
-            return error.retry_after_seconds
         return min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * (1 << attempt))

@@ -87,7 +87,7 @@ class NotFound(ServiceProblem):
 
 
 class Conflict(ServiceProblem):
-    """The session's state does not allow the request."""
+    """The session's state does not allow the request; for now, where `retry_after_seconds` is given."""
 
 
 class QuotaExceeded(ServiceProblem):

@@ -15,6 +15,7 @@ from kvrecall.client import (
     Message,
     NotFound,
     Overloaded,
+    ServiceProblem,
     TextDelta,
     ToolCallEvent,
     TurnCompleted,
@@ -195,22 +196,44 @@ def test_without_retries_a_lost_response_is_an_error_and_the_callers_key_repeats
     assert {request.headers["Idempotency-Key"] for request in transport.requests} == {"mine"}
 
 
-def test_an_overloaded_service_is_retried_after_its_delay(
-    client: KvrecallClient, live_url: str, flaky_transport: Callable[..., Any]
+@pytest.mark.parametrize(
+    ("status", "code", "error"), [(429, "overloaded", Overloaded), (409, "session_busy", Conflict)]
+)
+def test_a_request_is_retried_after_the_delay_that_the_service_names(
+    status: int,
+    code: str,
+    error: type[ServiceProblem],
+    client: KvrecallClient,
+    live_url: str,
+    flaky_transport: Callable[..., Any],
 ) -> None:
-    def overloaded() -> httpx.Response:
-        problem = {"status": 429, "code": "overloaded", "detail": "too many turns wait"}
-        return httpx.Response(429, json=problem, headers={"Retry-After": "0"})
+    def refuse() -> httpx.Response:
+        problem = {"status": status, "code": code, "detail": "another turn runs"}
+        return httpx.Response(status, json=problem, headers={"Retry-After": "0"})
 
     session = client.create_session()
-    with KvrecallClient(live_url, transport=flaky_transport(1, overloaded)) as flaky:
-        with pytest.raises(Overloaded, match="too many turns wait") as caught:
+    with KvrecallClient(live_url, transport=flaky_transport(1, refuse)) as flaky:
+        with pytest.raises(error, match="another turn runs") as caught:
             flaky.get_session(session)
         assert caught.value.retry_after_seconds == 0
-    transport = flaky_transport(1, overloaded)
+    transport = flaky_transport(1, refuse)
     with KvrecallClient(live_url, max_retries=1, transport=transport) as flaky:
         assert flaky.get_session(session) == session
     assert "Idempotency-Key" not in transport.requests[0].headers
+
+
+def test_a_conflict_that_stays_is_not_retried(
+    client: KvrecallClient, live_url: str, flaky_transport: Callable[..., Any]
+) -> None:
+    def refuse() -> httpx.Response:
+        return httpx.Response(409, json={"status": 409, "code": "not_waiting", "detail": "no call"})
+
+    session = client.create_session()
+    with (
+        KvrecallClient(live_url, max_retries=1, transport=flaky_transport(1, refuse)) as flaky,
+        pytest.raises(Conflict, match="no call"),
+    ):
+        flaky.get_session(session)
 
 
 def test_a_tenant_sees_its_own_sessions_only(client: KvrecallClient, live_url: str) -> None:
