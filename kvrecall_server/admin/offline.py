@@ -14,10 +14,10 @@ from kvrecall_server.app.catalog import open_catalog
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.models import check_model, resolve_model
 from kvrecall_server.app.progress import show_progress
-from kvrecall_server.app.rank_storage import Rank
+from kvrecall_server.app.rank_storage import STATES, Rank
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.preflight import read_shape, read_vocabulary
-from kvrecall_server.app.tiers import STATES, cold_tier, durable_tiers
+from kvrecall_server.app.tiers import cold_tier, durable_tiers
 from kvstore.errors import KvStoreError
 from kvstore.format.page import PageHeader, PageLayout
 from kvstore.tiers.base import Tier

@@ -1,6 +1,6 @@
 """Where a rank stores the rows of its heads: beside the other ranks', which have other rows of the same pages.
 
-Imports no torch: checks of files need none.
+Imports no torch, nor tiers: checks of folders need none.
 """
 
 import re
@@ -11,6 +11,8 @@ from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.settings import Settings
 from kvstore.settings import StoreSettings
 
+STATES = "states"
+"""Folder of a data directory in which recurrent states are stored, in tiers of their own."""
 _FOLDER = re.compile(r"rank-\d+-of-(\d+)")
 _LIMITS = ("nvme_bytes", "redis_bytes", "cold_bytes")
 

@@ -12,9 +12,6 @@ from kvstore.tiers.bucket.tier import BucketTier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.redis.tier import RedisTier
 
-STATES = "states"
-"""Folder of a data directory in which recurrent states are stored, in tiers of their own."""
-
 # Rows in memory and in files, stored uncompressed.
 TIERS = StoreSettings()
 

@@ -19,7 +19,7 @@ from kvrecall_server.app.calibration import find_profile, measure_once
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.logs import adopt_loggers, hide_variables
 from kvrecall_server.app.models import get_recommended_sampling, resolve_model
-from kvrecall_server.app.rank_storage import Rank
+from kvrecall_server.app.rank_storage import STATES, Rank
 from kvrecall_server.app.settings import Quantization, Settings
 from kvrecall_server.app.start.memory import (
     STATE_SHARE,
@@ -30,7 +30,7 @@ from kvrecall_server.app.start.memory import (
     require_room,
 )
 from kvrecall_server.app.start.preflight import describe_lock
-from kvrecall_server.app.tiers import STATES, TIERS, cold_tier, durable_tiers
+from kvrecall_server.app.tiers import TIERS, cold_tier, durable_tiers
 from kvstore.errors import (
     DirectoryLockedError,
     ForeignPageError,

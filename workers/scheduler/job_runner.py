@@ -235,7 +235,8 @@ class JobRunner:
             for job, _ in jobs:
                 self.fail(job, failed)
             return
-        _log.warning("joint step failed", sessions=len(jobs), reason=type(failed).__name__)
+        what = "forward pass" if logits is None else "sampling"
+        _log.warning(f"joint {what} failed", sessions=len(jobs), reason=type(failed).__name__)
         del failed  # its traceback holds the memory of the failed pass
         for row, each in enumerate(jobs):
             if logits is None:

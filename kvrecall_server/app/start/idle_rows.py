@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvrecall_server.app.rank_storage import find_counts
+from kvrecall_server.app.rank_storage import STATES, find_counts
 from kvrecall_server.app.start.memory import to_gibibytes
-from kvrecall_server.app.tiers import STATES
 
 
 @dataclass(frozen=True)
