@@ -16,6 +16,8 @@ _CLOSING_SECONDS = 10
 _MONITOR_SECONDS = 0.25
 # A rank looks so often whether its launcher is there.
 _WATCH_SECONDS = 0.5
+# Runs of our own launchers; its process id follows.
+_RUN = "kvrecall"
 _log = structlog.get_logger("kvrecall.process")
 
 
@@ -30,7 +32,7 @@ def end_with_launcher() -> None:
 
     A rank that still loads, or waits for the others, ends at once then; rank 0 drains, if it serves.
     """
-    launcher = os.getppid()
+    launcher = _read_launcher(os.environ["TORCHELASTIC_RUN_ID"])
 
     def watch() -> None:
         while os.getppid() == launcher:
@@ -38,6 +40,15 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
+def _read_launcher(run_id: str) -> int:
+    """Read the process id of this rank's launcher: torchrun is whatever is the parent now.
+
+    One of ours may have been killed since it started this process, so its own id is in the run's.
+    """
+    name, _, number = run_id.rpartition("-")
+    return int(number) if name == _RUN else os.getppid()
 
 
 def launch_ranks(count: int, drain_seconds: float, arguments: Sequence[str]) -> None:
@@ -55,7 +66,7 @@ def launch_ranks(count: int, drain_seconds: float, arguments: Sequence[str]) -> 
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=count,
-        run_id=f"kvrecall-{os.getpid()}",
+        run_id=f"{_RUN}-{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
