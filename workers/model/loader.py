@@ -177,7 +177,7 @@ def load_model(
     pack: bool = True,
     quantize: Quantization | None = None,
     divide: bool = False,
-    group: Group | None = None,
+    group: Group = Alone(),
 ) -> LoadedModel:
     """Load a model by path or hub name, from weights in safetensors alone.
 
@@ -191,22 +191,18 @@ def load_model(
         divide: Divide the layers between all GPUs of the machine, as accelerate does by
             `device_map="auto"`; `device` is not used then.
         group: Ranks to divide the heads between, each on a device of its own, by transformers' plan;
-            weights are not packed then. None: this process has all.
+            weights are not packed then.
 
     Raises:
         ModelRefused: The model cannot be loaded, has layers of a kind that is not served, is not
             computed as transformers computes it (`check_model`), or cannot be quantized.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    group = group or Alone()
-    if group.count > 1 and (quantize or divide):
-        raise ModelRefused("tensor parallelism excludes --quantize and --device-map")
+    _refuse_together(group, divide, quantize)
     if quantize:
         _refuse_quantization(dtype, device)
         dtype = torch.bfloat16
     refuse_pickle(name)
-    if divide and not torch.cuda.is_available():
-        raise ModelRefused("a model is divided between GPUs, and this machine has none")
     try:
         config = AutoConfig.from_pretrained(name)
         read_plan(config.get_text_config(decoder=True))
@@ -231,6 +227,14 @@ def load_model(
     if pack and group.count == 1 and can_pack(module):
         pack_linears(module)
     return model
+
+
+def _refuse_together(group: Group, divide: bool, quantize: Quantization | None) -> None:
+    """Raise ModelRefused for divisions that exclude each other, or that this machine has no devices for."""
+    if group.count > 1 and (quantize or divide):
+        raise ModelRefused("tensor parallelism excludes --quantize and --device-map")
+    if divide and not torch.cuda.is_available():
+        raise ModelRefused("a model is divided between GPUs, and this machine has none")
 
 
 def refuse_pickle(name: str | Path) -> None:
@@ -259,9 +263,8 @@ def choose_dtype(own: torch.dtype | None) -> torch.dtype | Literal["auto"]:
     return torch.float32 if own == torch.bfloat16 and emulated else "auto"
 
 
-def adopt(module: PreTrainedModel, group: Group | None = None) -> LoadedModel:
+def adopt(module: PreTrainedModel, group: Group = Alone()) -> LoadedModel:
     """Prepare a causal LM that is in memory. Raises ModelRefused as `load_model` does."""
-    group = group or Alone()
     config = module.config.get_text_config(decoder=True)
     plan = read_plan(config)
     attention.register()

@@ -283,23 +283,21 @@ class JobRunner:
         self.advance([(job, token) for (job, _), token in zip(jobs, tokens, strict=True)])
 
     def _take_step(self, job: Job, sampled: int | None) -> "_Finished | Exception | Yielded":
-        """Take a job's next step; returns what it waits for, its value if it has finished, or its error."""
+        """Take a job's next step, and charge it.
+
+        Returns what it waits for, its value if it has finished, or its error, which ends it alone.
+        """
+        assert job.running is not None, "only a started job advances"
         job.decoding = None
         self._group.next_step()
-        try:
-            return self._step(job, sampled)
-        except StopIteration as ended:
-            return _Finished(ended.value)
-        except Exception as error:  # any error ends this job alone
-            return error
-
-    def _step(self, job: Job, sampled: int | None) -> Yielded:
-        """Take a job's next step, and charge it. Raises as the job does, StopIteration at its end."""
-        assert job.running is not None, "only a started job advances"
         passed = self._engine.passed_tokens
         try:
             # A generator that has not started, or waits for nothing, is sent None.
             return job.context.run(job.running.send, sampled)  # type: ignore[arg-type]
+        except StopIteration as ended:
+            return _Finished(ended.value)
+        except Exception as error:
+            return error
         finally:
             passed = self._engine.passed_tokens - passed
             if passed or sampled is None:
