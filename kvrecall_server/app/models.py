@@ -11,8 +11,8 @@ from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from kvrecall_server.app.hub import check_hub_model
 from reference import MODEL_PATH
 from workers.errors import ModelRefused
-from workers.model.gguf_file import get_conversion_folder, refuse_unusable
-from workers.model.weights import describe_pickle, find_pickle
+from workers.model.weights.gguf_file import get_conversion_folder, refuse_unusable
+from workers.model.weights.pickles import describe_pickle, find_pickle
 
 REFERENCE = "reference"
 # In reports and result files, with the number of its weights: files without one have the first ones,
@@ -179,6 +179,6 @@ def _package_folders() -> list[str]:
 
 def _convert(file: Path) -> str:
     # torch takes seconds to import: names of folders do without.
-    from workers.model.gguf import find_conversion
+    from workers.model.weights.gguf import find_conversion
 
     return str(find_conversion(file, conversions_directory()))

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from workers.errors import Cancelled, EmbedderRefused
-from workers.model.weights import PICKLES, describe_pickle, find_pickle
+from workers.model.weights.pickles import PICKLES, describe_pickle, find_pickle
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -35,9 +35,9 @@ from workers.model.layers.latent import keep_latents
 from workers.model.layers.rotations import find_rotations
 from workers.model.layers.self_test import check_model
 from workers.model.layers.shape_probe import probe_shapes
-from workers.model.packed_linear import can_pack, pack_linears
-from workers.model.quantized_linear import Quantization, quantize_linears
-from workers.model.weights import describe_pickle, find_pickle
+from workers.model.weights.packed_linear import can_pack, pack_linears
+from workers.model.weights.pickles import describe_pickle, find_pickle
+from workers.model.weights.quantized_linear import Quantization, quantize_linears
 from workers.parallel.alone import Alone
 from workers.parallel.group import Group
 from workers.positions.rotation import Rotation

@@ -18,6 +18,7 @@ from workers.engine.stored.store_io import map_store_errors
 from workers.errors import RowsMissing
 from workers.generation.kept_states import store_states
 from workers.generation.steps import Steps, wait_alike
+from workers.parallel.common import find_common
 from workers.tasks.logged_tokens import fold_turns
 from workers.tasks.replay import ReplayRows, replay, skip_untouched
 
@@ -34,7 +35,9 @@ def run_open(
             f"session {session.name} has lost pages {_format_pages(missing)}; "
             "they must be computed again"
         )
-    intact = _find_common(engine, engine.stored.find_intact(session.name, request.state.snapshots))
+    intact = find_common(
+        engine.group, engine.stored.find_intact(session.name, request.state.snapshots)
+    )
     if _lacks_state(engine, request.state, intact):
         raise RowsMissing(
             f"session {session.name} has lost its recurrent state; it must be computed again"
@@ -56,7 +59,7 @@ def run_fork(
     pages = _name_log(engine, session, log.tokens[: log.rows], read_ids(request.page_ids))
     positions = yield from _find_states(engine, pages)
     missing = yield from _open_store(engine, session, pages, positions)
-    intact = _find_common(engine, engine.stored.find_intact(session.name, positions))
+    intact = find_common(engine.group, engine.stored.find_intact(session.name, positions))
     session.snapshots = list(positions)
     skipped = yield from skip_untouched(engine, child, request.turns, log.rows, intact)
     rows = ReplayRows(engine.store, session.name, dict.fromkeys(missing))
@@ -85,7 +88,7 @@ def run_rebuild(
     yield from _open_state(engine, session, state)
     search = engine.store_io.submit(lambda: _find_lost(engine, session.name, state))
     found, own = yield from wait_alike(engine, search)
-    lost, intact = _join(engine, found), _find_common(engine, own)
+    lost, intact = _join(engine, found), find_common(engine.group, own)
     lacks_state = _lacks_state(engine, state, intact)
     losses = len(lost) + lacks_state
     engine.lost_pages += losses
@@ -174,18 +177,12 @@ def _open_store(
 def _find_states(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
     """Find the states that follow some of the pages; returns the rows before each."""
     found = engine.store_io.submit(lambda: engine.stored.find_states(pages))
-    return list(_find_common(engine, (yield from wait_alike(engine, found))))
+    return list(find_common(engine.group, (yield from wait_alike(engine, found))))
 
 
 def _join(engine: Engine, lost: Sequence[int]) -> list[int]:
     """Join the ranks' lost pages: what one of them lacks all compute again, ascending."""
     return sorted(set().union(*engine.group.gather(list(lost))))
-
-
-def _find_common(engine: Engine, found: Sequence[int]) -> tuple[int, ...]:
-    """Find the positions that are found on every rank, in their order."""
-    parts = engine.group.gather(tuple(found))
-    return tuple(at for at in found if all(at in part for part in parts))
 
 
 def _name_log(

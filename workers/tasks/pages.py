@@ -21,16 +21,16 @@ _BYTES_EXCHANGED = 10_000 * ID_BYTES
 
 @dataclass(frozen=True)
 class PageSet:
-    """Ids of pages, and the same sorted and joined: off the scheduler's thread, a million takes a second."""
+    """Ids of pages; of one of several ranks also sorted and joined: a million takes a second, off the thread."""
 
     ids: set[PageId]
     joined: bytes
 
     @classmethod
-    def of(cls, ids: Iterable[PageId]) -> "PageSet":
-        """Sort and join some ids."""
+    def of(cls, ids: Iterable[PageId], group: Group) -> "PageSet":
+        """Sort and join some ids, where there are other ranks to tell."""
         distinct = set(ids)
-        return cls(distinct, join_ids(sorted(distinct)))
+        return cls(distinct, join_ids(sorted(distinct)) if group.count > 1 else b"")
 
 
 def read_age(request: pb.ListPagesRequest) -> float:
@@ -46,7 +46,7 @@ def run_list_pages(engine: Engine, older_than_seconds: float) -> Steps[set[PageI
     """List the pages that this worker alone stores: those that some rank has. Raises StorageFailed."""
 
     def read() -> PageSet:
-        return PageSet.of(engine.stored.list_pages(older_than_seconds))
+        return PageSet.of(engine.stored.list_pages(older_than_seconds), engine.group)
 
     listed = yield from wait_alike(engine, engine.store_io.submit(read))
     return (yield from unite_ids(engine.group, listed))
@@ -55,7 +55,7 @@ def run_list_pages(engine: Engine, older_than_seconds: float) -> Steps[set[PageI
 def run_delete_pages(engine: Engine, pages: Sequence[PageId]) -> Steps[int]:
     """Delete pages that no session has any more; counts those that some rank had. Raises StorageFailed."""
     deleted = yield from wait_alike(engine, engine.delete_pages(pages))
-    return len((yield from unite_ids(engine.group, PageSet.of(deleted))))
+    return len((yield from unite_ids(engine.group, PageSet.of(deleted, engine.group))))
 
 
 def unite_ids(group: Group, own: PageSet) -> Steps[set[PageId]]:

@@ -10,6 +10,7 @@ from workers.engine.stored.page_naming import get_names, name_tokens
 from workers.errors import RowsMissing, StorageFailed
 from workers.generation.steps import Steps, wait_alike
 from workers.model.tokenizer import Segment
+from workers.parallel.common import find_common
 from workers.tasks.replay import load_rows
 
 
@@ -84,10 +85,8 @@ def _find_stored(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
         return [page_tokens * len(stored)]
 
     found = engine.store_io.submit(find)
-    parts = engine.group.gather((yield from wait_alike(engine, found)))
-    if engine.has_states:
-        return [at for at in parts[0] if all(at in part for part in parts)]
-    return min(parts)
+    own = yield from wait_alike(engine, found)
+    return find_common(engine.group, own) if engine.has_states else min(engine.group.gather(own))
 
 
 def _round(

@@ -23,7 +23,7 @@ from kvrecall_server.cli.options import Json
 from kvrecall_server.cli.tables import print_table
 from kvrecall_server.reporting.units import readable_bytes
 from reference import MODEL_PATH
-from workers.model.gguf_file import CONVERSIONS, read_source
+from workers.model.weights.gguf_file import CONVERSIONS, read_source
 
 models_app = typer.Typer(
     help="List the models of this machine; remove what GGUF files were converted to.",

@@ -5,7 +5,8 @@ Each renders every member that a message, a call, a tool and a document have.
 
 from dataclasses import dataclass
 
-from tests.workers.model import test_gguf, test_rendering, test_tokenizer, test_tool_messages
+from tests.workers.model import test_rendering, test_tokenizer, test_tool_messages
+from tests.workers.model.weights import test_gguf
 
 
 @dataclass(frozen=True)

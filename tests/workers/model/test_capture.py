@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.model.loader import LoadedModel, load_model
-from workers.model.quantized_linear import Quantization
+from workers.model.weights.quantized_linear import Quantization
 
 SLOTS = [0, 1]
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)

@@ -43,7 +43,7 @@ def test_the_union_is_the_same_on_all_ranks_and_takes_exchanges_of_a_bounded_siz
     groups = [ThreadGroup(index, said, meeting) for index in range(2)]
 
     def run(group: ThreadGroup) -> tuple[int, set[PageId]]:
-        steps = unite_ids(group, PageSet.of(own[group.index]))
+        steps = unite_ids(group, PageSet.of(own[group.index], group))
         count = 0
         while True:
             try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvrecall_server.app.models import conversions_directory
-from workers.model.gguf_file import write_source
+from workers.model.weights.gguf_file import write_source
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.workers.model.architectures.windows import WINDOWED
 from workers.model.decoding.decoder import build_decoder, open_decoder
 from workers.model.decoding.plan import NotCovered, read_weights
 from workers.model.loader import LoadedModel, adopt
-from workers.model.quantized_linear import quantize_linears
+from workers.model.weights.quantized_linear import quantize_linears
 from workers.native.library import open_library
 
 pytestmark = pytest.mark.usefixtures("one_thread")

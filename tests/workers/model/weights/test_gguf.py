@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from workers.errors import ModelRefused
-from workers.model import gguf as conversion
-from workers.model.gguf import find_conversion
 from workers.model.loader import load_model
 from workers.model.tokenizer import load_tokenizer
+from workers.model.weights import gguf as conversion
+from workers.model.weights.gguf import find_conversion
 
 WIDTH, HEADS, KV_HEADS, HIDDEN = 32, 4, 2, 64
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}"

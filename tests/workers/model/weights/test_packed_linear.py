@@ -11,7 +11,7 @@ from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.model import loader
 from workers.model.loader import LoadedModel, load_model
-from workers.model.packed_linear import PackedLinear, can_pack, pack_linears
+from workers.model.weights.packed_linear import PackedLinear, can_pack, pack_linears
 from workers.primitives.products import cpu_has_bfloat16
 
 # oneDNN packs float32 as well: on a CPU without instructions for bfloat16 these tests do.

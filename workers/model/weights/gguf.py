@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workers.errors import ModelRefused
-from workers.model.gguf_file import get_conversion_folder, refuse_unusable, write_source
+from workers.model.weights.gguf_file import get_conversion_folder, refuse_unusable, write_source
 
 _SAMPLING = {
     "temperature": gguf.Keys.General.SAMPLING_TEMP,

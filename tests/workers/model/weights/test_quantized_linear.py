@@ -14,8 +14,8 @@ from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model.loader import LoadedModel, load_model
-from workers.model.packed_linear import PackedLinear
-from workers.model.quantized_linear import Quantization, QuantizedLinear, quantize_linears
+from workers.model.weights.packed_linear import PackedLinear
+from workers.model.weights.quantized_linear import Quantization, QuantizedLinear, quantize_linears
 from workers.primitives.products import cpu_has_bfloat16
 
 EVERY_KIND = pytest.mark.parametrize("kind", ["int8", "int4"])
