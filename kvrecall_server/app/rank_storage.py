@@ -14,15 +14,20 @@ from kvstore.settings import StoreSettings
 STATES = "states"
 """Folder of a data directory in which recurrent states are stored, in tiers of their own."""
 _FOLDER = re.compile(r"rank-\d+-of-(\d+)")
-_LIMITS = ("nvme_bytes", "redis_bytes", "cold_bytes")
+# Of tiers that all ranks of a worker share, whatever machines they are on.
+_COMMON_LIMITS = ("redis_bytes", "cold_bytes")
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the `count` ranks of a worker; a worker of one process is the only one."""
+    """One of the `count` ranks of a worker, `local` of which are on its machine.
+
+    A worker of one process is the only one.
+    """
 
     index: int = 0
     count: int = 1
+    local: int = 1
 
     @property
     def name(self) -> str:
@@ -34,12 +39,16 @@ class Rank:
         return data / self.name
 
     def divide(self, tiers: StoreSettings) -> StoreSettings:
-        """Return its part of a worker's tiers: of their limits, with names of its own in Redis and a bucket."""
+        """Return its part of a worker's tiers, with names of its own in Redis and a bucket.
+
+        Limits of these are the worker's, that of files is the machine's.
+        """
         if self.count == 1:
             return tiers
+        shares = dict.fromkeys(_COMMON_LIMITS, self.count) | {"nvme_bytes": self.local}
         update: dict[str, object] = {
-            name: limit // self.count
-            for name in _LIMITS
+            name: limit // share
+            for name, share in shares.items()
             if (limit := getattr(tiers, name)) is not None
         }
         update["redis_namespace"] = f"{tiers.redis_namespace}-{self.name}"
@@ -54,8 +63,8 @@ class Rank:
 
 
 def list_ranks(count: int) -> list[Rank]:
-    """List the ranks of a worker of so many."""
-    return [Rank(index, count) for index in range(count)]
+    """List the ranks of a worker of so many on this machine."""
+    return [Rank(index, count, count) for index in range(count)]
 
 
 def choose_ranks(settings: Settings) -> list[Rank]:

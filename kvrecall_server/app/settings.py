@@ -62,7 +62,7 @@ class Settings(BaseSettings):
         default=1,
         ge=1,
         description="Processes, each on a device of its own, between which a worker divides the model's "
-        "heads. The memory for stored rows is that of all of them.",
+        "heads. The memory for stored rows is that of all of them on a machine.",
     )
     data: Path = Field(
         default=Path("kvrecall-data"), description="Data directory: catalog, pages and profiles."

@@ -165,7 +165,7 @@ def _build_parts(
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     loaded = _choose_chunks(loaded, settings)
     metrics = metrics or create_metrics()
-    rank = Rank(group.index, group.count)
+    rank = Rank(group.index, group.count, group.local)
     tiers, rows = rank.divide(tiers), rank.find_folder(data)
     # Of a model with recurrent states these have a share of the memory, and of the tiers' limits.
     state_ram_bytes = ram_bytes // STATE_SHARE if loaded.state_bytes else 0
@@ -257,11 +257,9 @@ def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int 
     """
     rows = _get_row_shape(model, settings, model.devices)
     group = model.group
-    # Ranks are processes of one machine; rank 0 says what there is, since each sees another moment.
-    free, ram_bytes = group.lead((get_free_memory(), ram_bytes))
+    free = get_free_memory()
     if group.count > 1:
-        free = None if free is None else free // group.count
-        ram_bytes = get_ram_bytes(ram_bytes) // group.count
+        free, ram_bytes = _get_share(group, free, get_ram_bytes(ram_bytes))
     on_host = model.device.type != "cuda"
     if not on_host:
         for device in dict.fromkeys(model.devices):
@@ -272,6 +270,13 @@ def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int 
         require_room(rows, settings, free, "memory")
     pool = get_pool_bytes(rows, settings) if on_host else 0
     return divide_memory(pool, ram_bytes, free)
+
+
+def _get_share(group: Group, free: int | None, ram_bytes: int) -> tuple[int | None, int]:
+    """Get a rank's share of its machine's memory: the least of all ranks', as each sees another moment."""
+    shares = group.gather((None if free is None else free // group.local, ram_bytes // group.local))
+    known = [each for each, _ in shares if each is not None]
+    return min(known, default=None), min(each for _, each in shares)
 
 
 def _get_row_shape(

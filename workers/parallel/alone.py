@@ -13,6 +13,7 @@ class Alone:
 
     count = 1
     index = 0
+    local = 1
     beat_seconds = None
 
     def meet(self) -> None:

@@ -25,6 +25,10 @@ class Group(Protocol):
         """This rank's number; rank 0 leads."""
 
     @property
+    def local(self) -> int:
+        """Number of ranks on this machine."""
+
+    @property
     def beat_seconds(self) -> float | None:
         """Most seconds without a decision of rank 0; None: nobody waits for one."""
 

@@ -1,5 +1,6 @@
 """Group of several processes, over torch.distributed."""
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -40,6 +41,7 @@ class ProcessGroup:
         self._step = 0
         self.count = dist.get_world_size()
         self.index = dist.get_rank()
+        self.local = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
 
     @classmethod
     def join(

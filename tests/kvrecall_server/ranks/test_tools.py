@@ -159,7 +159,13 @@ def test_settings_of_a_rank_are_its_part(tmp_path: Path) -> None:
     store = {"nvme_bytes": 1001, "redis_bytes": 2000, "redis_url": "redis://there"}
     whole = _settings(tmp_path, store=store)
     assert Rank().settings_of(whole) == whole
-    part = Rank(1, 2).settings_of(whole)
+    part = Rank(1, 2, 2).settings_of(whole)
     assert part.data == tmp_path / "rank-1-of-2"
     assert (part.store.nvme_bytes, part.store.redis_bytes) == (500, 1000)
     assert part.store.redis_namespace == "kvrecall-rank-1-of-2"
+
+
+def test_a_rank_alone_on_its_machine_has_its_disk_for_itself(tmp_path: Path) -> None:
+    store = {"nvme_bytes": 1001, "redis_bytes": 2000, "redis_url": "redis://there"}
+    part = Rank(1, 2, 1).settings_of(_settings(tmp_path, store=store))
+    assert (part.store.nvme_bytes, part.store.redis_bytes) == (1001, 1000)

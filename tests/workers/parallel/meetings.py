@@ -55,10 +55,16 @@ def part_ways(group: ProcessGroup) -> list[Any]:
     return []
 
 
+def count_local(group: ProcessGroup) -> list[Any]:
+    """Ranks of this machine."""
+    return [group.local]
+
+
 SCENARIOS: dict[str, Callable[[ProcessGroup], list[Any]]] = {
     "values": gather_values,
     "one step": fail_in_one_step,
     "alike": fail_alike,
+    "local": count_local,
     "apart": part_ways,
 }
 

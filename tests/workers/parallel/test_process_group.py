@@ -20,6 +20,7 @@ PROGRAM = Path(__file__).with_name("meetings.py")
 def found() -> list[dict[str, Any]]:
     """What each rank found."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place |= {"LOCAL_WORLD_SIZE": "1"}
     place |= {"WORLD_SIZE": str(RANKS), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
@@ -66,3 +67,8 @@ def test_ranks_at_different_places_end_rather_than_go_on(found: list[dict[str, A
     """Whatever they would compute were something else."""
     for each in found:
         assert "out of step" in each["apart"][0]
+
+
+def test_a_rank_knows_how_many_are_on_its_machine(found: list[dict[str, Any]]) -> None:
+    """They divide its memory and its disk."""
+    assert [each["local"] for each in found] == [[1]] * RANKS
