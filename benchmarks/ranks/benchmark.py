@@ -103,9 +103,9 @@ def name_arms(ranks: int) -> tuple[str, str, str]:
 
 def take_turns(arms: dict[str, Arm], plan: Plan) -> dict[tuple[str, str], list[Timed]]:
     """Take all turns, by method and worker; the first one warms up and is not counted."""
-    told = throughput.Plan(seed=plan.seed, turns=plan.turns, turn_tokens=plan.turn_tokens)
+    conversation = throughput.Plan(seed=plan.seed, turns=plan.turns, turn_tokens=plan.turn_tokens)
     times: dict[tuple[str, str], list[Timed]] = {}
-    for number, text in enumerate(throughput.build_texts(told)):
+    for number, text in enumerate(throughput.build_texts(conversation)):
         for method in (FULL, DEFAULT):
             for arm in list(arms)[:: 1 if number % 2 else -1]:
                 timed = arms[arm].turn(method, text, plan.output_tokens)

@@ -41,6 +41,8 @@ def build_report(
 
 def join_report(report: pb.MemoryReport, group: Group) -> pb.MemoryReport:
     """Join what ranks report of their own heads and stores: bytes add up, peaks are means, rounded up."""
+    if group.count == 1:
+        return report
     parts = group.gather(report)
     peaks = zip(*(part.peak_rows for part in parts), strict=True)
     joined = pb.MemoryReport()

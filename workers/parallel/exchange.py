@@ -15,8 +15,7 @@ _FIRST = _MESSAGE - _HEADER
 class Exchange:
     """Gathers a value of each rank, in one collective where all are short.
 
-    A token of a session takes three of them, so its time is the product's: torch's own gather of objects has
-    two collectives and pickles into files.
+    Each token takes three exchanges. Torch's own gather of objects takes two collectives for each.
     """
 
     def __init__(self, control: Any) -> None:
@@ -37,7 +36,7 @@ class Exchange:
         if (rest := max(sizes) - _FIRST) > 0:
             ends = self._gather_rest(data[_FIRST:], rest)
             parts = [first + end for first, end in zip(parts, ends, strict=True)]
-        # Longer than its value where another rank's is: pickle ends where its value does.
+        # A value may be padded: pickle ignores what follows it.
         return [pickle.loads(part) for part in parts]
 
     def _gather_rest(self, data: bytes, size: int) -> list[bytes]:

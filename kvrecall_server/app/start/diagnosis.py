@@ -188,7 +188,7 @@ def check_memory(settings: Settings) -> Check:
 
 
 def check_disk(settings: Settings) -> Iterator[Check]:
-    """The data directory: writable, not in use, with room, which rows that nobody reads may take."""
+    """The data directory: writable, not in use, with room; and rows in it that no worker reads."""
     ranks = settings.tensor_parallel
     yield _attempt(
         "data directory", lambda: check_data(settings.data, ranks), str(settings.data), "note"
