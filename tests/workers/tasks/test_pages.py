@@ -15,7 +15,9 @@ WAIT = 60.0
 
 
 class ThreadGroup(Alone):
-    """A rank whose others are threads of this process."""
+    """One of two ranks, whose other is a thread of this process."""
+
+    count = 2
 
     def __init__(self, index: int, said: list[Any], meeting: Barrier) -> None:
         self.index = index
