@@ -36,6 +36,8 @@ settings.load_profile("fixed")
 
 # What processes of the tests serve unless a test names another model: it is small, and its answers greedy.
 os.environ.setdefault("KVRECALL_MODEL", "reference")
+# Kernels run in Triton's interpreter, unless a machine with a GPU says otherwise. Read when triton is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 TESTS = Path(__file__).parent
 # Folders and files whose tests are integration tests, relative to this folder.

@@ -1,0 +1,1 @@
+"""Kernels of a GPU for a decode step that retrieves: search, draw and attention, in Triton."""
