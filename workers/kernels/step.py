@@ -1,0 +1,52 @@
+"""Retrieval within one forward pass, by kernels of a GPU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workers.cache.logits import Logits
+from workers.kernels.attention import KernelAttention
+from workers.retrieval.retriever import LAYER_STEP, Retriever
+
+
+class KernelStep:
+    """The retrieval of a pass over B sessions whose searches score every row: as `RetrievalStep`, on the device.
+
+    All that changes from pass to pass is in tensors of the device, so one captured graph of a pass serves
+    others of its shapes.
+
+    Attributes:
+        table: The sessions' stored rows.
+    """
+
+    def __init__(self, retrievers: Sequence[Retriever | None], kernels: KernelAttention) -> None:
+        """Begin a pass: one copy to the device. Codes of the keys are there."""
+        self._kernels = kernels
+        self._found: list[Tensor] = []
+        self.table = kernels.describe(
+            [None if each is None else each.searched_rows(0) for each in retrievers]
+        )
+
+    @property
+    def found(self) -> Tensor:
+        """Rows that the pass has found for each session, in all layers and heads, int64 `[B]`, on the device."""
+        return torch.stack(self._found).sum((0, 2))
+
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        logits: Logits,
+    ) -> Tensor:
+        """Attend to a layer's active rows, and to those that are drawn; as `RetrievalStep.attend`."""
+        assert logits.plain
+        assert self._kernels.takes(queries, rows, mask, self.table.layout)
+        turned = LAYER_STEP * layer
+        out, drawn = self._kernels.attend(
+            *(queries, rows, mask, self.table), layer=layer, rotation=turned, scale=logits.scale
+        )
+        self._found.append(drawn[:, :, 0])
+        return out
