@@ -65,6 +65,7 @@ INTEGRATION_PATHS = (
     "reference/test_model.py",
     "telemetry",
     "workers/engine/test_engine.py",
+    "workers/kernels/test_compilation.py",
     "workers/methods/test_contract.py",
     "workers/model/test_families.py",
     "workers/model/test_layer_sensitivity.py",

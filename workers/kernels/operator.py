@@ -16,8 +16,36 @@ SPLIT_ROWS = 256
 
 # A product has tiles of so many rows and columns at least, of bytes of so many along the sums.
 _LEAST_TILE, _LEAST_BYTES = 16, 32
-# Rows of a head whose priorities a program holds at once, and that it attends to at once.
-_DRAWN_AT_ONCE, _ATTENDED_AT_ONCE = 1024, 32
+# Rows of a head whose priorities a program of the draw holds at once.
+_DRAWN_AT_ONCE = 1024
+# Numbers of keys that a program attends to at once, and most rows.
+_ATTENDED_AT_ONCE, _MOST_ATTENDED = 4096, 64
+
+
+def choose_sizes(
+    heads: int, group: int, dim: int, page_rows: int, splits: int
+) -> dict[str, dict[str, int]]:
+    """Choose what each kernel is compiled for, by the kernel's name.
+
+    heads: KV heads; group: query heads of each; dim: channels; page_rows: rows of a head in a page; splits: parts
+    in which a head's rows are scored.
+    """
+    shape = {"heads": heads, "group": group, "dim": dim, "page_rows": page_rows}
+    tiles = shape | {"padded_group": _pad(group, _LEAST_TILE)}
+    padded_dim = _pad(dim, _LEAST_TILE)
+    attended = min(max(_ATTENDED_AT_ONCE // padded_dim, _LEAST_TILE), _MOST_ATTENDED)
+    return {
+        "score": tiles
+        | {"padded_quads": _pad(-(-dim // 4), _LEAST_BYTES), "split_rows": SPLIT_ROWS},
+        "weigh": {
+            "heads": heads,
+            "group": group,
+            "padded_splits": _pad(splits, 1),
+            "split_rows": SPLIT_ROWS,
+        },
+        "draw": {"heads": heads, "chunk": _DRAWN_AT_ONCE},
+        "attend": tiles | {"padded_dim": padded_dim, "chunk": attended},
+    }
 
 
 def launch(
@@ -62,39 +90,27 @@ def launch(
     lasts = queries.new_empty((batch, heads), dtype=torch.int32)
     out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
 
+    sizes = choose_sizes(heads, group, dim, page_rows, splits)
     table = (described, described.stride(0))
-    sizes = {"heads": heads, "group": group, "dim": dim, "page_rows": page_rows}
-    tiles = {"padded_group": _pad(group, _LEAST_TILE)}
     asked, placed = _locate(queries), _locate(positions)
     score[(batch * heads, splits)](
         *(*asked, *placed, active, *table, pages, *codes, scale),
         *(logits, largest, sums, marks, width),
-        **sizes,
-        **tiles,
-        padded_quads=_pad(-(-dim // 4), _LEAST_BYTES),
-        split_rows=SPLIT_ROWS,
+        **sizes["score"],
     )
     weigh[(batch * heads, splits)](
-        *(*table, logits, largest, sums, marks, weights, width),
-        heads=heads,
-        group=group,
-        padded_splits=_pad(splits, 1),
-        split_rows=SPLIT_ROWS,
+        *(*table, logits, largest, sums, marks, weights, width), **sizes["weigh"]
     )
     draw[(batch * heads,)](
         *(*table, *placed, active, weights, width, ranks, *rotation),
         *(drawn, shares, lasts, most),
-        heads=heads,
-        chunk=_DRAWN_AT_ONCE,
+        **sizes["draw"],
     )
     attend[(batch * heads,)](
         *(*asked, *_locate(keys), *_locate(values)),
         *((queries, 0, 0) if mask is None else _locate(mask)),
         *(active, *table, *parts, scale, weights, width, drawn, shares, lasts, most, out),
-        **sizes,
-        **tiles,
-        padded_dim=_pad(dim, _LEAST_TILE),
-        chunk=_ATTENDED_AT_ONCE,
+        **sizes["attend"],
         masked=mask is not None,
     )
     return out, drawn
