@@ -20,9 +20,10 @@ from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.kernels import operator
 from workers.kernels.attention import KernelAttention
-from workers.kernels.step import KernelStep
+from workers.metrics.catalogue import create_metrics
 from workers.model.loader import LoadedModel
-from workers.retrieval.retriever import Retriever
+from workers.retrieval.kernel_step import KernelStep
+from workers.retrieval.retriever import RetrievalCounts, Retriever
 from workers.retrieval.sampling import ROTATIONS
 from workers.retrieval.step import RetrievalStep
 
@@ -76,15 +77,20 @@ def test_a_models_step_has_the_logits_and_counts_of_torchs(
     retrievers = [make_retriever(model, STORED, slot) if slot in kept else None for slot in SLOTS]
     tokens = torch.tensor([[3], [4]])
     logits = list[Tensor]()
+    counts = list[list[RetrievalCounts]]()
     for retrieval in (KernelStep(retrievers, kernels), RetrievalStep(retrievers, CPU)):
         step = new_step(cache, SLOTS, 1, STORED + 20)
         step.retrieval = retrieval
         logits.append(model.forward(tokens, step))
         step.undo()
-        if isinstance(retrieval, KernelStep):
-            found = retrieval.found.tolist()
+        retrieval.measure(create_metrics())
+        counts.append([replace(each.counts, seconds=0) for each in retrievers if each is not None])
+        for each in retrievers:
+            if each is not None:
+                each.begin_turn()
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
-    assert found == [0 if each is None else each.counts.rows for each in retrievers]
+    assert counts[0] == counts[1]
+    assert all(each.steps == 1 and each.rows > 0 for each in counts[0])
 
 
 def test_one_graph_serves_every_step_of_a_batch(

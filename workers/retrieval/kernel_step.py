@@ -1,13 +1,17 @@
 """Retrieval within one forward pass, by kernels of a GPU."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kvrecall.metrics.page import Metrics
 from workers.cache.logits import Logits
-from workers.kernels.attention import KernelAttention
 from workers.retrieval.retriever import LAYER_STEP, Retriever
+
+if TYPE_CHECKING:  # it needs triton, which comes with torch for GPUs
+    from workers.kernels.attention import KernelAttention
 
 
 class KernelStep:
@@ -17,16 +21,17 @@ class KernelStep:
     others of its shapes.
 
     Attributes:
+        retrievers: Of each session of the pass; None for one that retrieves nothing.
         table: The sessions' stored rows.
     """
 
-    def __init__(self, retrievers: Sequence[Retriever | None], kernels: KernelAttention) -> None:
+    def __init__(self, retrievers: Sequence[Retriever | None], kernels: "KernelAttention") -> None:
         """Begin a pass: one copy to the device. Codes of the keys are there."""
+        self.retrievers = tuple(retrievers)
         self._kernels = kernels
         self._found: list[Tensor] = []
-        self.table = kernels.describe(
-            [None if each is None else each.searched_rows(0) for each in retrievers]
-        )
+        searched = [None if each is None else each.searched_rows(0) for each in retrievers]
+        self.table = kernels.describe(searched)
 
     @property
     def found(self) -> Tensor:
@@ -50,3 +55,9 @@ class KernelStep:
         )
         self._found.append(drawn[:, :, 0])
         return out
+
+    def measure(self, _metrics: Metrics) -> None:
+        """Leave to the sessions what the pass has found, which nobody waits for before they ask."""
+        for retriever, rows in zip(self.retrievers, self.found, strict=True):
+            if retriever is not None:
+                retriever.count_later(rows)
