@@ -2,14 +2,15 @@
 
 `python -m benchmarks retrieval` measures one layer in the shape of a 7B model: the scan over every row by
 native code and by torch, the descent (`summaries`) and the DCI-tree, each with its parts; `--gpu`
-attends on a GPU, with the rows on the host. Keys have a few directions of much variance, as a model's have; a
+attends on a GPU, with the rows on the host, and runs the kernels of `workers/kernels/` over codes on the GPU and rows
+in either place. Keys have a few directions of much variance, as a model's have; a
 query is a noisy key of the last ones. `--of steps` measures whole steps of a model on a CPU, of one session and
 of eight at once, beside the full cache and the budget alone (`benchmarks/decode_steps.py`).
 Arms run in rotation. Times are CPU time on a CPU, and time until the device is done on a GPU.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -26,6 +27,8 @@ from benchmarks.throughput import describe_model
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
+from kvstore.index.key_codes import KeyCodes, SharedCodes, encode_keys
+from kvstore.index.paged_rows import PagedRows
 from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
@@ -38,6 +41,7 @@ CPU_ROWS = (8192, 16_384, 32_768, 65_536, 262_144)
 GPU_ROWS = (8192, 32_768, 131_072)
 INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
 NATIVE = "exact, native"
+KERNELS = ("kernels, rows on the host", "kernels, rows on the GPU")
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
         if index == "exact" and native is not None and not plan.gpu:
             step = RetrievalStep([retriever], Transfers(device), native)
             arms[NATIVE] = partial(step.attend, 0, asked, rows, None, Logits(HEAD_DIM**-0.5))
+        if index == "exact" and plan.gpu:
+            arms |= kernel_arms(retriever, asked, rows)
     times = {name: list[float]() for name in arms}
     for number in range(plan.rounds + 1):
         for name, arm in arms.items():
@@ -133,7 +139,7 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
     condition = f"{n} rows, budget {plan.budget}"
     for name, found in times.items():
         yield speed_row(condition, name, "seconds", found)
-    for name in (*INDEXES, NATIVE):
+    for name in (*INDEXES, NATIVE, *KERNELS):
         if name in times:
             pairs = zip(times["full attention"], times[name], strict=True)
             yield speed_row(
@@ -163,6 +169,38 @@ def retrieval_arms(
             asked, extended[0], extended[1], attn_mask=extended[2]
         ),
     }
+
+
+def kernel_arms(
+    retriever: Retriever, asked: Tensor, rows: tuple[Tensor, Tensor, Tensor]
+) -> dict[str, Callable[[], Tensor]]:
+    """Steps by kernels over codes on the queries' device, and rows on the host and on that device."""
+    # Here, since triton comes with torch for GPUs.
+    from workers.kernels.attention import KernelAttention
+
+    kernels = KernelAttention(asked.device, ROTATIONS)
+    searched = retriever.searched_rows(0)
+    assert searched is not None, "of so many rows all are scored"
+    layout, pages = searched.rows.layout, searched.rows.pages
+
+    def encode(layout: PageLayout, page: Tensor) -> Tensor:
+        return encode_keys(layout, page).to(asked.device)
+
+    codes = KeyCodes(layout, SharedCodes(), encode)
+    codes.append([None] * len(pages), pages)
+    arms: dict[str, Callable[[], Tensor]] = {}
+    for name, device in zip(KERNELS, (torch.device("cpu"), asked.device), strict=True):
+        stored = PagedRows(layout)
+        stored.append([page.to(device) for page in pages], searched.rows.length)
+        table = kernels.describe([replace(searched, rows=stored, codes=codes.addresses)])
+        attend = partial(kernels.attend, asked, rows, None, table)
+        arms[name] = partial(_attend, attend, (codes, stored))
+    return arms
+
+
+def _attend(attend: Callable[..., tuple[Tensor, Tensor]], _memory: object) -> Tensor:
+    """Attend over memory that the kernels know by its addresses alone, and that is held here."""
+    return attend(layer=0, rotation=0, scale=HEAD_DIM**-0.5)[0]
 
 
 BENCHMARK = Benchmark(
