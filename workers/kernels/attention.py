@@ -29,7 +29,6 @@ class KernelAttention:
 
     def __init__(self, device: torch.device, rotations: int, group: Group = Alone()) -> None:
         """rotations: ranks are rotated by less than that; group: of the processes that have the other heads."""
-        self.device = device
         self._transfers = Transfers(device)
         self._rotations = rotations
         self._processes = group
@@ -45,7 +44,7 @@ class KernelAttention:
         """True for arguments that `attend` computes: of one token, whose rows are stored as they are active."""
         keys, values, positions = rows
         return (
-            queries.device == self.device
+            queries.device == self._ranks.device
             and queries.dtype in _DTYPES
             and queries.dtype == keys.dtype == values.dtype == layout.dtype
             and queries.shape[3] <= _MOST_CHANNELS

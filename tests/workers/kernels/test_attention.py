@@ -1,45 +1,75 @@
-"""Kernels of steps with retrieval, in Triton's interpreter, beside torch's and native code's draws and output."""
+"""Kernels of steps with retrieval, in Triton's interpreter, beside torch's and native code's draws and output.
 
+With `TRITON_INTERPRET=0` on a GPU: codes of keys are there, and the rows in pinned memory of the host.
+"""
+
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.made_up_copy import build_copy
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
+from kvstore.index.key_codes import KeyCodes, SharedCodes, encode_keys
 from tests.workers.made_up_step import LAYERS, Made, Shape, draws_differ, make
 from tests.workers.parallel.stub_group import StubGroup
 from workers.kernels.attention import KernelAttention
 from workers.native.attention import NativeAttention
+from workers.native.searched_rows import SearchedRows
 from workers.retrieval.retriever import LAYER_STEP, Retriever
 from workers.retrieval.sampling import ROTATIONS
 
+DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
 # The interpreter takes a good part of a second for a step.
 FEWER = settings(max_examples=settings.default.max_examples // 5)
 
 
 @pytest.fixture
 def kernels() -> KernelAttention:
-    return KernelAttention(torch.device("cpu"), ROTATIONS)
+    return KernelAttention(DEVICE, ROTATIONS)
 
 
 def run(made: Made, kernels: KernelAttention) -> tuple[Tensor, Tensor]:
     """Output of a step, and positions that it draws."""
-    table = kernels.describe(made.searched)
-    assert kernels.takes(made.queries, made.rows, made.mask, table.layout)
+    coded = [None if each is None else bring_codes(each) for each in made.searched]
+    table = kernels.describe([None if each is None else each[0] for each in coded])
+    queries, rows, mask = bring(made)
+    assert kernels.takes(queries, rows, mask, table.layout)
     out, drawn = kernels.attend(
-        *(made.queries, made.rows, made.mask, table),
+        *(queries, rows, mask, table),
         layer=made.shape.layer,
         rotation=LAYER_STEP * made.shape.layer,
         scale=made.shape.dim**-0.5,
     )
+    drawn = drawn.cpu()
     assert torch.equal((drawn[:, :, 1:] >= 0).sum(2), drawn[:, :, 0])
-    return out, drawn[:, :, 1:]
+    return out.cpu(), drawn[:, :, 1:]
+
+
+def bring(made: Made) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    """A step's queries, active rows and mask on the device; the rows as views of wider regions again."""
+    keys, values, positions = (
+        nn.functional.pad(each, (0, 0, 0, 3)).to(DEVICE)[:, :, : each.shape[2]]
+        for each in (*made.rows[:2], made.rows[2][..., None])
+    )
+    mask = None if made.mask is None else made.mask.to(DEVICE)
+    return made.queries.to(DEVICE), (keys, values, positions[..., 0]), mask
+
+
+def bring_codes(searched: SearchedRows) -> tuple[SearchedRows, KeyCodes]:
+    """Rows with codes on the device, and what has the memory of these."""
+    layout, pages = searched.rows.layout, searched.rows.pages
+    codes = KeyCodes(
+        layout, SharedCodes(), lambda layout, page: encode_keys(layout, page).to(DEVICE)
+    )
+    codes.append([None] * len(pages), pages)
+    return replace(searched, codes=codes.addresses), codes
 
 
 def check(shape: Shape, kernels: KernelAttention, native: NativeAttention) -> None:
@@ -82,7 +112,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 def test_a_step_draws_the_rows_that_torch_and_native_code_do_and_says_the_same(
     shape: Shape, native: NativeAttention
 ) -> None:
-    check(shape, KernelAttention(torch.device("cpu"), ROTATIONS), native)
+    check(shape, KernelAttention(DEVICE, ROTATIONS), native)
 
 
 @pytest.mark.parametrize("group", [1, 7, 16])
@@ -164,7 +194,7 @@ def test_processes_that_divide_the_heads_draw_as_one(kernels: KernelAttention) -
         half = replace(made.shape, heads=2)
         part = Made(half, made.queries[:, mine], rows, None, [Retriever(copy, Retrieval(), 20)])
         group = StubGroup(index, 2)
-        found, positions = run(part, KernelAttention(torch.device("cpu"), ROTATIONS, group))
+        found, positions = run(part, KernelAttention(DEVICE, ROTATIONS, group))
         assert torch.equal(found, out[:, mine])
         assert torch.equal(positions, drawn[:, mine])
 
@@ -179,7 +209,7 @@ def test_processes_that_divide_the_heads_draw_as_one(kernels: KernelAttention) -
 )
 def test_other_arguments_are_not_taken(change, kernels: KernelAttention) -> None:
     made = make(Shape([(70, 5)]))
-    layout = kernels.describe(made.searched).layout
-    assert kernels.takes(made.queries, made.rows, made.mask, layout)
-    other = change(made)
-    assert not kernels.takes(other.queries, other.rows, other.mask, layout)
+    assert made.searched[0] is not None
+    layout = made.searched[0].rows.layout
+    assert kernels.takes(*bring(made), layout)
+    assert not kernels.takes(*bring(change(made)), layout)
