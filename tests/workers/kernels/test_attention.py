@@ -27,7 +27,7 @@ from workers.retrieval.sampling import ROTATIONS
 
 DEVICE = torch.device("cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu")
 # The interpreter takes a good part of a second for a step.
-FEWER = settings(max_examples=settings.default.max_examples // 5)
+FEWER = settings(max_examples=settings().max_examples // 5)
 
 
 @pytest.fixture
