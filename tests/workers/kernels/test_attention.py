@@ -132,6 +132,18 @@ def test_rows_of_the_same_priority_are_drawn_up_to_the_count(kernels: KernelAtte
     assert not draws_differ(made, 0, drawn[0])
 
 
+@pytest.mark.parametrize("seed", [0, 1, 6])
+def test_the_last_drawn_row_shares_what_is_left_where_it_would_be_certain(
+    seed: int, kernels: KernelAttention, native: NativeAttention
+) -> None:
+    """Of these seeds' rows one that is drawn before it is not certain."""
+    check(
+        Shape([(60, 5)], heads=3, group=1, dim=8, active=3, sharpness=3.0, seed=seed),
+        kernels,
+        native,
+    )
+
+
 def test_rows_that_are_all_drawn_make_up_the_whole_cache(kernels: KernelAttention) -> None:
     made = make(Shape([(40, 64)], active=6))
     assert made.retrievers[0] is not None
