@@ -178,7 +178,7 @@ def kernel_arms(
     # Here, since triton comes with torch for GPUs.
     from workers.kernels.attention import KernelAttention
 
-    kernels = KernelAttention(asked.device, ROTATIONS)
+    kernels = KernelAttention(Transfers(asked.device), ROTATIONS)
     searched = retriever.searched_rows(0)
     assert searched is not None, "of so many rows all are scored"
     layout, pages = searched.rows.layout, searched.rows.pages

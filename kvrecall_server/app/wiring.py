@@ -195,6 +195,9 @@ def _build_service(
     native = engine.native
     runs = "no: torch computes answers that retrieve" if native is None else f"for {native.level}"
     structlog.get_logger().info("native attention", runs=runs)
+    if settings.device_codes_bytes:
+        found = "on the device" if engine.on_device else "on the host: it takes triton and one GPU"
+        structlog.get_logger().info("search of stored rows", runs=found)
     return WorkerService(
         Scheduler(engine),
         Embedder(settings.embedder, parts.model.device),

@@ -46,7 +46,8 @@ class KeyCodes:
     """Codes of the keys of one session's pages.
 
     Attributes:
-        addresses: Of the codes of each page, int64 `[n_pages]`.
+        pages: The codes of each page, uint8 `[n]`.
+        addresses: Theirs, int64 `[n_pages]`; another tensor after every change.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class KeyCodes:
         self._layout = layout
         self._shared = shared
         self._encode = encode or encode_keys
-        self._pages: list[Tensor] = []
+        self.pages: list[Tensor] = []
         self._joined = dict[int, tuple[Tensor, Tensor]]()
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self.pages)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the codes, which other sessions may have too."""
-        return sum(page.nbytes for page in self._pages)
+        return sum(page.nbytes for page in self.pages)
 
     @property
     def joined_bytes(self) -> int:
@@ -81,15 +82,15 @@ class KeyCodes:
             self._shared.get(page_id, partial(self._encode, self._layout, rows))
             for page_id, rows in pairs
         ]
-        self._pages += added
+        self.pages += added
         addresses = torch.tensor([codes.data_ptr() for codes in added], dtype=torch.int64)
         self.addresses = torch.cat([self.addresses, addresses])
 
     def truncate(self, pages: int) -> None:
         """Drop all but the first pages."""
-        if pages < len(self._pages):
+        if pages < len(self.pages):
             self._joined.clear()
-            del self._pages[pages:]
+            del self.pages[pages:]
             self.addresses = self.addresses[:pages]
 
     def join(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -99,7 +100,7 @@ class KeyCodes:
         whole numbers of no other type as fast.
         """
         if layer not in self._joined:
-            parts = [split_codes(self._layout, page) for page in self._pages]
+            parts = [split_codes(self._layout, page) for page in self.pages]
             scales = [scales[layer, :, : self._layout.page_tokens] for scales, _ in parts]
             codes = [self._line_up(codes[layer]) for _, codes in parts]
             self._joined[layer] = torch.cat(codes, 1), torch.cat(scales, 1)

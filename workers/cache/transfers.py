@@ -32,6 +32,13 @@ class Transfers:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
+    def is_past(self, mark: torch.cuda.Event | None) -> bool:
+        """True if the device has come to a mark; the host does not wait."""
+        if mark is None:
+            return True
+        event: Any = mark
+        return bool(event.query())
+
     def to_host(self, tensor: Tensor, after: torch.cuda.Event | None) -> Tensor:
         """Copy a tensor to the host as it is at the mark `after`; waits for the copy alone.
 
@@ -56,14 +63,22 @@ class Transfers:
         if self._up is None:
             return [each.to(self.device, non_blocking=True) for each in tensors]
         with torch.cuda.stream(self._up):
-            pinned = [each if each.is_pinned() else each.pin_memory() for each in tensors]
-            copies = [each.to(self.device, non_blocking=True) for each in pinned]
+            copies = [each.to(self.device, non_blocking=True) for each in self.pin(tensors)]
         stream = torch.cuda.current_stream(self.device)
         stream.wait_stream(self._up)
         for each in copies:
             # Its memory belongs to the other stream, which may not reuse it before this one is done.
             each.record_stream(stream)
         return copies
+
+    def pin(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies in pinned memory, which the device reads where it lies, of the tensors that are not there.
+
+        On a CPU the tensors themselves.
+        """
+        if self._up is None:
+            return list(tensors)
+        return [each if each.is_pinned() else each.pin_memory() for each in tensors]
 
 
 def empty_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -42,6 +42,7 @@ from workers.model.tokenizer import ChatTokenizer
 from workers.native.attention import NativeAttention
 from workers.parallel.group import Group
 from workers.primitives.observation import Observed
+from workers.retrieval.device_search import DeviceSearch
 from workers.retrieval.sampling import ROTATIONS
 
 # Prompts, and grammars, of one tenant that may wait for a thread.
@@ -92,6 +93,9 @@ class Engine:
             NativeAttention.open(ROTATIONS, self.group) if settings.native_attention else None
         )
         self.decoder = self.model.decoder if settings.native_attention else None
+        # Kernels read the rows of all layers on one device.
+        of_codes = settings.device_codes_bytes if len(set(self.model.devices)) == 1 else 0
+        self.on_device = DeviceSearch.open(self.cache.transfers, of_codes, self.group)
         self.long_sessions = LongSessions(parts.model, settings, parts.store.layout.page_tokens)
         self.sessions: dict[str, WorkerSession] = {}
         # A store without memory holds nothing.
@@ -396,7 +400,7 @@ class Engine:
             self.make_room(resident, tokens)
         observe = max(recording.observed_tokens(resident.session, tokens) for resident in residents)
         step = self._begin_step(residents, tokens, observe)
-        recording.begin(step, residents, attention, self.native)
+        recording.begin(step, residents, attention, self.native, self.on_device)
         try:
             if self.decoder is not None and self.decoder.takes(step):
                 logits = self.decoder.forward(token_ids, step)

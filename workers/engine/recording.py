@@ -9,12 +9,13 @@ from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
 from workers.cache.active_cache import ActiveCache
-from workers.cache.forward_step import BlockAttention, ForwardStep
+from workers.cache.forward_step import BlockAttention, ForwardStep, RowRetrieval
 from workers.engine.eviction.accumulation import received_weights
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.native.attention import NativeAttention
 from workers.primitives.observation import Observed, RecentQueries
+from workers.retrieval.device_search import DeviceSearch
 from workers.retrieval.step import RetrievalStep
 
 
@@ -80,18 +81,22 @@ def begin(
     residents: Sequence[ResidentSession],
     attention: BlockAttention | None,
     native: NativeAttention | None,
+    on_device: DeviceSearch | None,
 ) -> None:
     """Give a pass the attention of its block, and its retrieval, as far as its sessions have them.
 
-    native: computes steps that retrieve; None: torch does.
+    on_device: computes steps that retrieve; None, and what it does not take: native code does; None: torch does.
     """
     step.block_attention = attention
-    step.retrieval = _begin_retrieval(step, residents, native)
+    step.retrieval = _begin_retrieval(step, residents, native, on_device)
 
 
 def _begin_retrieval(
-    step: ForwardStep, residents: Sequence[ResidentSession], native: NativeAttention | None
-) -> RetrievalStep | None:
+    step: ForwardStep,
+    residents: Sequence[ResidentSession],
+    native: NativeAttention | None,
+    on_device: DeviceSearch | None,
+) -> RowRetrieval | None:
     """Begin the retrieval of a pass; None if none of its sessions retrieves.
 
     Retrieved rows count towards a session's bound and its peak.
@@ -103,7 +108,10 @@ def _begin_retrieval(
     found = torch.tensor([0 if each is None else each.count for each in ready])
     cache.require_bound(slice(None), slots, cache.lengths[:, slots] + found[:, None])
     seen = None if step.placement is None else step.placement.seen
-    return RetrievalStep(ready, cache.transfers, native, seen)
+    by_host = RetrievalStep(ready, cache.transfers, native, seen)
+    if on_device is None or seen is not None:
+        return by_host
+    return on_device.begin(ready, by_host) or by_host
 
 
 def end(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Metrics) -> None:

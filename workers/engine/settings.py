@@ -68,6 +68,13 @@ class WorkerSettings(BaseModel):
         "model; off: by torch, to the same results in two to four times the time, without a copy of "
         "weights in bfloat16",
     )
+    device_codes_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="most memory of the GPU for codes of stored keys, by which it searches them itself: an "
+        "eighth to a quarter of the rows' own bytes; what it has no room for is searched on the host. 0: all "
+        "is, which is the default since no GPU has run it yet",
+    )
     idle_seconds: float = Field(
         default=900.0,
         gt=0,

@@ -1,6 +1,8 @@
 """A session's rows in host memory, for retrieval, prompts, repairs and re-selections."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from kvrecall.domain.page_ids import PageId
 from workers.engine.activation import LayerSource
@@ -23,13 +25,21 @@ class PageTaker:
     """
 
     def __init__(
-        self, copy: HostCopy, cache: HostCache, source: LayerSource, name: str, length: int
+        self,
+        copy: HostCopy,
+        cache: HostCache,
+        source: LayerSource,
+        name: str,
+        length: int,
+        pin: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda pages: pages,
     ) -> None:
         """Address the first rows of session `name`; the copy keeps pages that have not changed.
 
-        Reads nothing. Raises the errors of the source.
+        pin: brings pages that were read to where a device reads them. Reads nothing. Raises the errors of the
+        source.
         """
         self.length = length
+        self._pin = pin
         self._copy = copy
         self._cache = cache
         self._source = source
@@ -52,7 +62,8 @@ class PageTaker:
         ids = self._ids[wanted.start : end]
         found = dict(zip(wanted, map(self._cache.get, ids), strict=True))
         missing = [index for index, rows in found.items() if rows is None]
-        found |= zip(missing, self._source.hold_pages(self._name, missing), strict=True)
+        read = self._pin(self._source.hold_pages(self._name, missing))
+        found |= zip(missing, read, strict=True)
         pages = [rows for rows in found.values() if rows is not None]
         self._cache.put(ids, pages)
         self._copy.append(ids, pages, min(self.length, end * self._tokens))
@@ -80,7 +91,8 @@ def open_host_copy(
     )
     with map_store_errors():
         source = source or engine.store
-        taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)
+        pin = engine.cache.transfers.pin if engine.on_device else list
+        taker = PageTaker(copy, engine.host_cache, source, session.name, session.length, pin)
     own_bytes, coded = copy.most_own_bytes(session.length), copy.codes_keys(session.length)
     reserved = engine.host_cache.reserve(session.name, taker.ids, own_bytes, coded=coded)
     kept = engine.group.gather((reserved, copy.pages))

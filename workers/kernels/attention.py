@@ -27,12 +27,15 @@ class KernelAttention:
     their addresses: in pinned memory of the host, or in its own.
     """
 
-    def __init__(self, device: torch.device, rotations: int, group: Group = Alone()) -> None:
-        """rotations: ranks are rotated by less than that; group: of the processes that have the other heads."""
-        self._transfers = Transfers(device)
+    def __init__(self, transfers: Transfers, rotations: int, group: Group = Alone()) -> None:
+        """transfers: to the device. rotations: ranks are rotated by less than that.
+
+        group: of the processes that have the other heads.
+        """
+        self._transfers = transfers
         self._rotations = rotations
         self._processes = group
-        self._ranks = torch.empty(0, device=device)
+        self._ranks = torch.empty(0, device=transfers.device)
 
     def takes(
         self,

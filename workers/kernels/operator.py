@@ -22,6 +22,11 @@ _DRAWN_AT_ONCE = 1024
 _ATTENDED_AT_ONCE, _MOST_ATTENDED = 4096, 64
 
 
+def runs_on(device: torch.device) -> bool:
+    """True if the kernels run on a device: on a GPU, and in Triton's interpreter on a CPU."""
+    return device.type == ("cpu" if triton.knobs.runtime.interpret else "cuda")
+
+
 def choose_sizes(
     heads: int, group: int, dim: int, page_rows: int, splits: int
 ) -> dict[str, dict[str, int]]:

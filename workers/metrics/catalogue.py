@@ -101,12 +101,12 @@ MEMORY = (
     ),
     histogram(
         "worker_retrieval_seconds",
-        "Time of one step's search for rows to retrieve, and of their reading.",
+        "Time of one step's search for rows to retrieve on the host, and of their reading.",
         buckets.OUTPUT_TOKEN,
     ),
     counter(
         "worker_retrieved_rows_total",
-        "Rows that steps retrieved, over all layers and KV heads.",
+        "Rows that turns retrieved, over all layers and KV heads.",
     ),
     counter("worker_retrieval_refused_total", "Answers that found no memory to retrieve from."),
     gauge(

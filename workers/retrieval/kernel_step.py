@@ -9,9 +9,11 @@ from torch import Tensor
 from kvrecall.metrics.page import Metrics
 from workers.cache.logits import Logits
 from workers.retrieval.retriever import LAYER_STEP, Retriever
+from workers.retrieval.step import RetrievalStep
 
 if TYPE_CHECKING:  # it needs triton, which comes with torch for GPUs
     from workers.kernels.attention import KernelAttention
+    from workers.kernels.searched_table import SearchedTable
 
 
 class KernelStep:
@@ -25,13 +27,19 @@ class KernelStep:
         table: The sessions' stored rows.
     """
 
-    def __init__(self, retrievers: Sequence[Retriever | None], kernels: "KernelAttention") -> None:
-        """Begin a pass: one copy to the device. Codes of the keys are there."""
+    def __init__(
+        self,
+        retrievers: Sequence[Retriever | None],
+        kernels: "KernelAttention",
+        table: "SearchedTable",
+        otherwise: RetrievalStep,
+    ) -> None:
+        """Begin a pass; otherwise: the same one by the host, where kernels do not compute the model's attention."""
         self.retrievers = tuple(retrievers)
+        self.table = table
         self._kernels = kernels
+        self._otherwise = otherwise
         self._found: list[Tensor] = []
-        searched = [None if each is None else each.searched_rows(0) for each in retrievers]
-        self.table = kernels.describe(searched)
 
     @property
     def found(self) -> Tensor:
@@ -47,8 +55,8 @@ class KernelStep:
         logits: Logits,
     ) -> Tensor:
         """Attend to a layer's active rows, and to those that are drawn; as `RetrievalStep.attend`."""
-        assert logits.plain
-        assert self._kernels.takes(queries, rows, mask, self.table.layout)
+        if not logits.plain or not self._kernels.takes(queries, rows, mask, self.table.layout):
+            return self._otherwise.attend(layer, queries, rows, mask, logits)
         turned = LAYER_STEP * layer
         out, drawn = self._kernels.attend(
             *(queries, rows, mask, self.table), layer=layer, rotation=turned, scale=logits.scale
@@ -56,8 +64,11 @@ class KernelStep:
         self._found.append(drawn[:, :, 0])
         return out
 
-    def measure(self, _metrics: Metrics) -> None:
+    def measure(self, metrics: Metrics) -> None:
         """Leave to the sessions what the pass has found, which nobody waits for before they ask."""
+        if not self._found:
+            self._otherwise.measure(metrics)
+            return
         for retriever, rows in zip(self.retrievers, self.found, strict=True):
             if retriever is not None:
                 retriever.count_later(rows)

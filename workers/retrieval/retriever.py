@@ -87,6 +87,7 @@ class Retriever:
         count: Rows per KV head and layer that a step finds at most.
         ready: The session's steps retrieve now; set before a step, until the turn ends.
         evictions: The session's evictions that the copy has the rows of.
+        counted: Of the turn so far, without the steps that a device has counted.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Retriever:
         self.count = count
         self.ready = False
         self.evictions = 0
-        self._counts = RetrievalCounts()
+        self.counted = RetrievalCounts()
         self._later: list[Tensor] = []
         self._settings = settings
         self._ranks = Ranks(group)
@@ -105,20 +106,18 @@ class Retriever:
     def begin_turn(self) -> None:
         """Clear the turn's counts; no step retrieves before the copy has been filled again."""
         self.ready = False
-        self._counts = RetrievalCounts()
+        self.counted = RetrievalCounts()
         self._later = []
 
     @property
     def counts(self) -> RetrievalCounts:
         """Counts of the turn so far. Waits for a device that has some of them."""
         if self._later:
-            counts, later = self._counts, self._later
-            rows = counts.rows + int(torch.stack(later).sum())
-            self._counts, self._later = (
-                replace(counts, steps=counts.steps + len(later), rows=rows),
-                [],
-            )
-        return self._counts
+            later, self._later = self._later, []
+            steps = self.counted.steps + len(later)
+            rows = self.counted.rows + int(torch.stack(later).sum())
+            self.counted = replace(self.counted, steps=steps, rows=rows)
+        return self.counted
 
     def find(
         self,
@@ -273,9 +272,9 @@ class Retriever:
 
     def count_found(self, layer: int, rows: int, seconds: float) -> None:
         """Count the rows that were found in a layer, and the time that it took."""
-        counts = self._counts
+        counts = self.counted
         steps = counts.steps + (layer == 0)
-        self._counts = RetrievalCounts(steps, counts.rows + rows, counts.seconds + seconds)
+        self.counted = RetrievalCounts(steps, counts.rows + rows, counts.seconds + seconds)
 
     def count_later(self, rows: Tensor) -> None:
         """Count the rows that a step has found in all layers, int64 `[]`, on a device that has yet to find them."""

@@ -47,13 +47,11 @@ class RetrievalStep:
         return RetrievalCounts(1, now.rows - before.rows, now.seconds - before.seconds)
 
     def measure(self, metrics: Metrics) -> None:
-        """Count the pass's rows, and observe its seconds."""
-        counts = self.counts
-        metrics.observe("worker_retrieval_seconds", counts.seconds)
-        metrics.inc("worker_retrieved_rows_total", counts.rows)
+        """Observe the pass's seconds."""
+        metrics.observe("worker_retrieval_seconds", self.counts.seconds)
 
     def _sum(self) -> RetrievalCounts:
-        counts = [each.counts for each in self.retrievers if each is not None]
+        counts = [each.counted for each in self.retrievers if each is not None]
         return RetrievalCounts(
             rows=sum(each.rows for each in counts), seconds=sum(each.seconds for each in counts)
         )

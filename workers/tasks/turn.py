@@ -142,6 +142,7 @@ def run_turn(
         done.fidelity.CopyFrom(compare_distributions(plan.reference, prefilled.distribution))
     for capability in capabilities:
         capability.report(done, engine.group)
+    engine.metrics.inc("worker_retrieved_rows_total", done.retrieval.rows)
     yield from _evict_and_flush(engine, resident, run, before, token_ids)
     _count_tokens(done, plan, token_ids)
     done.pending_pages = len(session.pending) // engine.store.layout.page_tokens

@@ -19,6 +19,7 @@ from kvstore.format.page import PageLayout
 from kvstore.index.key_codes import KeyCodes, SharedCodes, encode_keys
 from tests.workers.made_up_step import LAYERS, Made, Shape, draws_differ, make
 from tests.workers.parallel.stub_group import StubGroup
+from workers.cache.transfers import Transfers
 from workers.kernels.attention import KernelAttention
 from workers.native.attention import NativeAttention
 from workers.native.searched_rows import SearchedRows
@@ -32,7 +33,7 @@ FEWER = settings(max_examples=settings().max_examples // 5)
 
 @pytest.fixture
 def kernels() -> KernelAttention:
-    return KernelAttention(DEVICE, ROTATIONS)
+    return KernelAttention(Transfers(DEVICE), ROTATIONS)
 
 
 def run(made: Made, kernels: KernelAttention) -> tuple[Tensor, Tensor]:
@@ -112,7 +113,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 def test_a_step_draws_the_rows_that_torch_and_native_code_do_and_says_the_same(
     shape: Shape, native: NativeAttention
 ) -> None:
-    check(shape, KernelAttention(DEVICE, ROTATIONS), native)
+    check(shape, KernelAttention(Transfers(DEVICE), ROTATIONS), native)
 
 
 @pytest.mark.parametrize("group", [1, 7, 16])
@@ -206,7 +207,7 @@ def test_processes_that_divide_the_heads_draw_as_one(kernels: KernelAttention) -
         half = replace(made.shape, heads=2)
         part = Made(half, made.queries[:, mine], rows, None, [Retriever(copy, Retrieval(), 20)])
         group = StubGroup(index, 2)
-        found, positions = run(part, KernelAttention(DEVICE, ROTATIONS, group))
+        found, positions = run(part, KernelAttention(Transfers(DEVICE), ROTATIONS, group))
         assert torch.equal(found, out[:, mine])
         assert torch.equal(positions, drawn[:, mine])
 

@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.made_up_copy import build_copy
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
-from tests.workers.made_up_step import CPU
+from tests.workers.made_up_step import CPU, Shape, make
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
+from workers.cache.logits import Logits
 from workers.kernels import operator
 from workers.kernels.attention import KernelAttention
 from workers.metrics.catalogue import create_metrics
@@ -50,12 +51,20 @@ def cache(model: LoadedModel) -> ActiveCache:
 
 @pytest.fixture
 def kernels() -> KernelAttention:
-    return KernelAttention(HOST, ROTATIONS)
+    return KernelAttention(CPU, ROTATIONS)
 
 
 def new_step(cache: ActiveCache, slots: list[int], tokens: int, start: int) -> ForwardStep:
     positions = (start + torch.arange(tokens)).expand(len(slots), -1)
     return ForwardStep(cache, slots, positions, static=tokens == 1)
+
+
+def begin_pass(retrievers: Sequence[Retriever | None], kernels: KernelAttention) -> KernelStep:
+    """A pass by kernels, whose codes are on the host, which is the device."""
+    searched = [None if each is None else each.searched_rows(0) for each in retrievers]
+    return KernelStep(
+        retrievers, kernels, kernels.describe(searched), RetrievalStep(retrievers, CPU)
+    )
 
 
 def make_retriever(model: LoadedModel, length: int, seed: int) -> Retriever:
@@ -78,7 +87,7 @@ def test_a_models_step_has_the_logits_and_counts_of_torchs(
     tokens = torch.tensor([[3], [4]])
     logits = list[Tensor]()
     counts = list[list[RetrievalCounts]]()
-    for retrieval in (KernelStep(retrievers, kernels), RetrievalStep(retrievers, CPU)):
+    for retrieval in (begin_pass(retrievers, kernels), RetrievalStep(retrievers, CPU)):
         step = new_step(cache, SLOTS, 1, STORED + 20)
         step.retrieval = retrieval
         logits.append(model.forward(tokens, step))
@@ -102,7 +111,7 @@ def test_one_graph_serves_every_step_of_a_batch(
         token_ids: Tensor, positions: Tensor, control: Tensor, described: Tensor
     ) -> tuple[Tensor, Tensor]:
         step = first.rebind(positions, control)
-        retrieval = KernelStep(retrievers, kernels)
+        retrieval = begin_pass(retrievers, kernels)
         retrieval.table = replace(retrieval.table, described=described)
         step.retrieval = retrieval
         return model.forward(token_ids, step), retrieval.found
@@ -134,6 +143,21 @@ def test_one_graph_serves_every_step_of_a_batch(
         expected = model.forward(token_ids, exact)
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
         assert counted.tolist() == [each.counts.rows for each in others]
+
+
+def test_attention_that_kernels_do_not_compute_is_the_hosts(kernels: KernelAttention) -> None:
+    """Logits with a soft cap: draws, output and counts of a pass by the host."""
+    made = make(Shape([(200, 20), None]))
+    logits = Logits(1.0, softcap=5.0)
+    arguments = (made.shape.layer, made.queries, made.rows, made.mask, logits)
+    expected = RetrievalStep(made.retrievers, CPU).attend(*arguments)
+    counts = made.retrievers[0].counts if made.retrievers[0] else None
+    step = begin_pass(made.retrievers, kernels)
+    torch.testing.assert_close(step.attend(*arguments), expected)
+    step.measure(create_metrics())
+    assert made.retrievers[0] is not None
+    assert counts is not None
+    assert made.retrievers[0].counts.rows == 2 * counts.rows > 0
 
 
 class Arrived(AssertionError):
