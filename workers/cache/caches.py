@@ -51,6 +51,10 @@ class Caches:
         slots: Sequence[int],
         query_positions: Tensor,
         observe: int = 0,
+        *,
+        static: bool = False,
     ) -> ForwardStep:
         """Begin a pass over slots; parameters as `ForwardStep`."""
-        return ForwardStep(self.active, slots, query_positions, observe, side=self.side)
+        return ForwardStep(
+            self.active, slots, query_positions, observe, static=static, side=self.side
+        )

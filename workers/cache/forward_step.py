@@ -1,6 +1,6 @@
 """One forward pass over slots: the cache that transformers reads and appends to."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, Protocol
@@ -281,6 +281,27 @@ class ForwardStep(Cache):
     def observed_queries(self) -> Tensor:
         """All observed queries after the pass, `[B, n_layers, n_heads, observe, head_dim]`."""
         return torch.stack(self.observed, dim=1)
+
+    @property
+    def has_rows_alone(self) -> bool:
+        """True for a model whose layers all keep managed rows."""
+        return self._side is None
+
+    @property
+    def shapes(self) -> Hashable:
+        """What a captured graph of the pass depends on beside what is in its inputs.
+
+        The graph of a pass computes every other one whose shapes are equal to its.
+        """
+        return (
+            self.observe,
+            tuple(self.slot_list),
+            tuple(memory.keys.data_ptr() for memory in self.cache.pool.memories),
+            tuple(self._windows),
+            tuple(self._rows),
+            tuple(self._same_lengths),
+            tuple(self._first_alike),
+        )
 
     def rebind(self, query_positions: Tensor, control: Tensor) -> "ForwardStep":
         """The same pass over other tensors of these shapes: the inputs of a captured graph."""

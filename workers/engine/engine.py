@@ -36,6 +36,9 @@ from workers.engine.stored.stored_sessions import StoredSessions
 from workers.engine.usage import UsageMeter
 from workers.errors import BadSettings, IncompatibleState, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics
+from workers.model.decoding.captured import CapturedSteps
+from workers.model.decoding.cuda_capture import CudaCapture
+from workers.model.decoding.step_decoder import StepDecoder
 from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
@@ -92,9 +95,9 @@ class Engine:
         self.native = (
             NativeAttention.open(ROTATIONS, self.group) if settings.native_attention else None
         )
-        self.decoder = self.model.decoder if settings.native_attention else None
+        self.decoder = self._choose_decoder()
         # Kernels read the rows of all layers on one device.
-        of_codes = settings.device_codes_bytes if len(set(self.model.devices)) == 1 else 0
+        of_codes = settings.device_codes_bytes if self.model.on_one_device else 0
         self.on_device = DeviceSearch.open(self.cache.transfers, of_codes, self.group)
         self.long_sessions = LongSessions(parts.model, settings, parts.store.layout.page_tokens)
         self.sessions: dict[str, WorkerSession] = {}
@@ -546,6 +549,14 @@ class Engine:
         self.passed_tokens += len(token_ids)
         return step
 
+    def _choose_decoder(self) -> StepDecoder | None:
+        """Choose what computes decode steps; None: the model's own operators."""
+        graphs = self.settings.step_graphs
+        whole = self.model.on_one_device and self.group.count == 1
+        if graphs and whole and self.model.device.type == "cuda":
+            return CapturedSteps(self.model.forward, CudaCapture(self.model.device), graphs)
+        return self.model.decoder if self.settings.native_attention else None
+
     def _begin_step(
         self, residents: Sequence[ResidentSession], tokens: int, observe: int
     ) -> ForwardStep:
@@ -555,6 +566,7 @@ class Engine:
             for slot, length in zip(slots, lengths, strict=True):
                 self.caches.side.make_room(slot, length, tokens)
         positions = torch.tensor(lengths)[:, None] + torch.arange(tokens)
-        step = self.caches.begin(slots, positions, min(observe, tokens))
+        static = tokens == 1 and self.decoder is not None and self.decoder.static
+        step = self.caches.begin(slots, positions, min(observe, tokens), static=static)
         self.long_sessions.place(step, [resident.session for resident in residents])
         return step

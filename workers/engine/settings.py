@@ -75,6 +75,12 @@ class WorkerSettings(BaseModel):
         "eighth to a quarter of the rows' own bytes; what it has no room for is searched on the host. 0: all "
         "is, which is the default since no GPU has run it yet",
     )
+    step_graphs: int = Field(
+        default=0,
+        ge=0,
+        description="most CUDA graphs of decode steps, one for each batch's shapes; 0: none, which is the default "
+        "since no GPU has run them yet",
+    )
     idle_seconds: float = Field(
         default=900.0,
         gt=0,

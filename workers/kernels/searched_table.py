@@ -1,6 +1,6 @@
 """Stored rows of a pass's sessions, as the kernels read them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,9 @@ from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
 from workers.kernels.operator import SPLIT_ROWS
 from workers.native.searched_rows import SearchedRows
+
+# Places for addresses are a multiple of it: many steps share the shapes of what describes their rows.
+_PAGES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +25,7 @@ class SearchedTable:
             of their codes.
         ranks: As `SearchedRows.ranks`, on the device.
         pages: Places for addresses.
-        width: Rows of the longest session, rounded up to `SPLIT_ROWS`.
+        width: Rows for which there is a place, a multiple of `SPLIT_ROWS`.
         most: Rows that are drawn at most in any session.
         layout: Of the pages.
     """
@@ -34,6 +37,12 @@ class SearchedTable:
     most: int
     layout: PageLayout
 
+    @property
+    def shapes(self) -> Hashable:
+        """What a captured graph depends on beside `described`: a table of equal ones may take its place."""
+        ranks = self.ranks.data_ptr(), len(self.ranks)
+        return ranks, self.described.shape, self.pages, self.width, self.most
+
     @classmethod
     def build(
         cls, searched: Sequence[SearchedRows | None], ranks: Tensor, transfers: Transfers
@@ -43,8 +52,9 @@ class SearchedTable:
         searched: of any layer; of one session at least. ranks: on the device, of the longest session's rows.
         """
         some = [each for each in searched if each is not None]
-        longest = max(each.rows.length for each in some)
-        pages = max(len(each.codes) for each in some)
+        layout = some[0].rows.layout
+        pages = -(-max(len(each.codes) for each in some) // _PAGES) * _PAGES
+        longest = pages * layout.page_tokens
         described = torch.zeros(len(searched), 2 + 2 * pages, dtype=torch.int64)
         for line, each in zip(described, searched, strict=True):
             if each is not None:
@@ -58,5 +68,5 @@ class SearchedTable:
             pages,
             -(-longest // SPLIT_ROWS) * SPLIT_ROWS,
             max(each.count for each in some),
-            some[0].rows.layout,
+            layout,
         )

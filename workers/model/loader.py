@@ -85,6 +85,11 @@ class LoadedModel:
         return self.module.device
 
     @property
+    def on_one_device(self) -> bool:
+        """True if all of this process' layers are on one device."""
+        return len(set(self.devices)) == 1
+
+    @property
     def vocabulary(self) -> int:
         """Number of tokens that have a logit."""
         return int(self.module.config.get_text_config(decoder=True).vocab_size)

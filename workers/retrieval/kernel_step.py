@@ -1,6 +1,7 @@
 """Retrieval within one forward pass, by kernels of a GPU."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +33,7 @@ class KernelStep:
         retrievers: Sequence[Retriever | None],
         kernels: "KernelAttention",
         table: "SearchedTable",
-        otherwise: RetrievalStep,
+        otherwise: RetrievalStep | None,
     ) -> None:
         """Begin a pass; otherwise: the same one by the host, where kernels do not compute the model's attention."""
         self.retrievers = tuple(retrievers)
@@ -42,9 +43,26 @@ class KernelStep:
         self._found: list[Tensor] = []
 
     @property
+    def computed(self) -> int:
+        """Layers that kernels have computed so far."""
+        return len(self._found)
+
+    @property
     def found(self) -> Tensor:
-        """Rows that the pass has found for each session, in all layers and heads, int64 `[B]`, on the device."""
-        return torch.stack(self._found).sum((0, 2))
+        """Rows that the pass has found, int32 `[n_layers, B, n_kv_heads]`, on the device."""
+        return torch.stack(self._found)
+
+    def take(self, found: Tensor) -> None:
+        """Take what a captured graph of the pass has found, as `found`."""
+        self._found = list(found)
+
+    def rebind(self, described: Tensor | None) -> "KernelStep":
+        """The same pass over another description of stored rows, if one is given: the input of a captured graph.
+
+        It counts for no session.
+        """
+        table = self.table if described is None else replace(self.table, described=described)
+        return KernelStep((), self._kernels, table, None)
 
     def attend(
         self,
@@ -56,6 +74,9 @@ class KernelStep:
     ) -> Tensor:
         """Attend to a layer's active rows, and to those that are drawn; as `RetrievalStep.attend`."""
         if not logits.plain or not self._kernels.takes(queries, rows, mask, self.table.layout):
+            assert self._otherwise is not None, (
+                "a pass that is captured is computed by kernels alone"
+            )
             return self._otherwise.attend(layer, queries, rows, mask, logits)
         turned = LAYER_STEP * layer
         out, drawn = self._kernels.attend(
@@ -66,9 +87,9 @@ class KernelStep:
 
     def measure(self, metrics: Metrics) -> None:
         """Leave to the sessions what the pass has found, which nobody waits for before they ask."""
-        if not self._found:
+        if not self._found and self._otherwise is not None:
             self._otherwise.measure(metrics)
             return
-        for retriever, rows in zip(self.retrievers, self.found, strict=True):
+        for retriever, rows in zip(self.retrievers, self.found.sum((0, 2)), strict=True):
             if retriever is not None:
                 retriever.count_later(rows)

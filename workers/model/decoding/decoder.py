@@ -28,6 +28,8 @@ class Decoder:
         level: Instructions that the native code was compiled for.
     """
 
+    static = False
+
     def __init__(self, level: str, native: NativeDecoder, scale: float) -> None:
         """Compute with native code; scale: factor of the product of a query and a key."""
         self.level = level
