@@ -44,6 +44,8 @@ from workers.model.tokenizer import ChatTokenizer
 
 TRANSFORMERS = "transformers, cache kept"
 FULL_CACHE = "kvrecall, full"
+# Codes of all keys, and graphs of all steps, of one session.
+CODES_BYTES, GRAPHS = 8 << 30, 64
 COPY = "plain copy"
 # Steps that are not counted, before those that are.
 WARM = 3
@@ -151,13 +153,20 @@ def recall_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
     ids = models.tokenizer.encode(text)
     for context in sizes.recalls:
         prompt = str(models.tokenizer.inner.decode((ids * (1 + context // len(ids)))[:context]))
+        recall = f"kvrecall, recall {sizes.budget}"
+        by_recall = partial(_time_turns, models, sizes, prompt, "icecache", sizes.budget)
         found = {
             FULL_CACHE: _time_turns(models, sizes, prompt, "full", 2 * context),
+            f"{FULL_CACHE}, captured": _time_turns(
+                models, sizes, prompt, "full", 2 * context, step_graphs=GRAPHS
+            ),
             f"kvrecall, budget {sizes.budget}": _time_turns(
                 models, sizes, prompt, "snapkv", sizes.budget
             ),
-            f"kvrecall, recall {sizes.budget}": _time_turns(
-                models, sizes, prompt, "icecache", sizes.budget
+            recall: by_recall(),
+            f"{recall}, kernels": by_recall(device_codes_bytes=CODES_BYTES),
+            f"{recall}, kernels, captured": by_recall(
+                device_codes_bytes=CODES_BYTES, step_graphs=GRAPHS
             ),
         }
         condition = f"turn after {context} tokens"
@@ -299,9 +308,11 @@ def _time_ours(
         return spent, _time_steps(sizes, lambda: engine.forward(residents, tokens).argmax(-1))
 
 
-def _time_turns(models: Models, sizes: Sizes, prompt: str, method: str, rows: int) -> list[Timed]:
-    """Turns of one question each after a prompt, without the first."""
-    settings = WorkerSettings(slots=1, max_budget=rows, block_tokens=sizes.block)
+def _time_turns(
+    models: Models, sizes: Sizes, prompt: str, method: str, rows: int, **more: Any
+) -> list[Timed]:
+    """Turns of one question each after a prompt, without the first; more: settings of the worker."""
+    settings = WorkerSettings(slots=1, max_budget=rows, block_tokens=sizes.block, **more)
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker.start(models.ours, models.tokenizer, Path(folder), settings)
         with closing(worker):

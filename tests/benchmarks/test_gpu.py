@@ -25,7 +25,7 @@ def test_one_command_measures_every_part(tmp_path: Path, monkeypatch: pytest.Mon
     )
     decode = [row for row in rows if row["metric"] == "decode"]
     turns = [row for row in decode if row["condition"].startswith("turn after")]
-    assert len(turns) == 3 * len(TINY.recalls)
+    assert len(turns) == 6 * len(TINY.recalls)
     by_subject = {row["condition"]: row for row in decode if row not in turns}
     names = [TRANSFORMERS, "kvrecall, full", f"kvrecall, budget {TINY.budget}"]
     conditions = [f"one session of {n} tokens" for n in TINY.contexts]

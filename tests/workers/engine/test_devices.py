@@ -26,8 +26,14 @@ from workers.engine.settings import WorkerSettings
 from workers.episodes.build import run_build
 from workers.generation.sampling import Sampler, sample
 from workers.generation.steps import Steps
+from workers.kernels.attention import KernelAttention
+from workers.kernels.device_codes import DeviceCodes
+from workers.kernels.in_flight import InFlight
+from workers.model.decoding.captured import CapturedSteps
 from workers.model.loader import load_model
 from workers.repair.repair import run_pause_repair
+from workers.retrieval.device_search import DeviceSearch
+from workers.retrieval.sampling import ROTATIONS
 from workers.tasks.open import run_fork, run_open, run_rebuild
 from workers.tasks.turn import run_turn
 
@@ -174,6 +180,46 @@ def test_appending_tokens_never_waits_for_the_accelerator(
         for _ in range(2):
             engine.forward(residents, torch.ones(2, tokens, dtype=torch.int64))
     assert mode.waits == []
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_steps_whose_kernels_search_never_wait_for_the_accelerator(
+    captures: bool,
+    engine: Engine,
+    words: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a whole turn, as they are and captured; the host searches and waits in each layer."""
+    transfers = engine.cache.transfers
+    by_kernels = DeviceSearch(
+        KernelAttention(transfers, ROTATIONS), DeviceCodes(transfers, 1 << 30), InFlight(transfers)
+    )
+    forward, waits = engine.forward, list[list[str]]()
+
+    def watch(residents: Any, token_ids: Tensor, *rest: Any, **named: Any) -> Tensor:
+        if residents[0].session.find_retriever() is None:
+            return forward(residents, token_ids, *rest, **named)
+        with WaitCounter() as mode:
+            logits = forward(residents, token_ids, *rest, **named)
+        waits.append(mode.waits)
+        return logits
+
+    monkeypatch.setattr(engine, "forward", watch)
+    said = []
+    for search in (None, by_kernels):
+        engine.on_device = search
+        engine.decoder = None
+        if search is not None and captures:
+            engine.decoder = CapturedSteps(engine.model.forward, lambda work: work, 16)
+        resident = opened(engine, f"by {search}", method="icecache")
+        done = turn(engine, resident, words(70))
+        said.append((list(done.token_ids), done.retrieval.rows))
+        engine.swap_out(resident.session)
+    by_host, on_device = waits[: len(waits) // 2], waits[len(waits) // 2 :]
+    assert said[0] == said[1]
+    assert said[0][1] > 0
+    assert all(by_host)
+    assert not any(on_device)
 
 
 REPAIRS = [
