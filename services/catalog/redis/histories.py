@@ -28,7 +28,7 @@ class RedisHistories:
     async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
         """Return the known ones of these digests, in their order."""
         names = [self._keys.get_history(self._name(digest)) for digest in digests]
-        replies = await self._redis.read_each([(name, ("GET", name)) for name in names])
+        replies = await self._redis.read_values(names)
         found = []
         for digest, reply in zip(digests, replies, strict=True):
             if reply is not None:

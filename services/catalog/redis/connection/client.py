@@ -77,7 +77,7 @@ _HISTORY: Command = ("INFO", "replication")
 _CONFIRMATION_SECONDS = 0.05
 # Commands that change nothing: they are sent as they are.
 _READS = frozenset(
-    {"EXISTS", "GET", "HGET", "HGETALL", "HKEYS", "HMGET", "HRANDFIELD", "LLEN", "LRANGE"}
+    {"EXISTS", "GET", "HGET", "HGETALL", "HKEYS", "HMGET", "HRANDFIELD", "LLEN", "LRANGE", "MGET"}
     | {"SRANDMEMBER", "STRLEN", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZRANDMEMBER"}
     | {"ZRANGEBYSCORE", "ZREVRANGEBYSCORE", "ZSCORE"}
 )
@@ -190,6 +190,16 @@ class CatalogRedis:
             some = commands[first : first + _COMMANDS_AT_ONCE]
             replies += await self._retry(partial(self._run_identified, some))
         return replies
+
+    async def read_values(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Read the values of keys, None for one that is not there: by one command where one server has them all."""
+        if not isinstance(self._client, Redis):
+            return await self.read_each([(key, ("GET", key)) for key in keys])
+        found = list[bytes | None]()
+        for first in range(0, len(keys), _COMMANDS_AT_ONCE):
+            some = keys[first : first + _COMMANDS_AT_ONCE]
+            found += await self.read(some[0], "MGET", *some)
+        return found
 
     async def write(self, key: str, *command: Argument) -> Any:
         """Run a command that changes something.

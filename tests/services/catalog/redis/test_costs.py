@@ -261,3 +261,18 @@ async def test_the_last_piece_of_an_output_costs_what_the_first_one_did(
     assert last[0] == first[0]
     assert abs(last[1] - first[1]) < 100
     assert abs(last[2] - first[2]) < 1000, "statistics are of other lengths"
+
+
+async def test_a_history_of_many_turns_is_looked_up_in_one_command(
+    open_catalog: Open,
+    redis_url: str,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
+) -> None:
+    """Beside those that read which catalog it is."""
+    catalog = await open_catalog(redis_url)
+    costs = []
+    for digests in (1, 250):
+        names = [f"digest {number}" for number in range(digests)]
+        costs.append(await count_calls(catalog.histories.find(names)))
+    assert costs[0] == costs[1]
+    assert costs[0]["mget"] <= 2
