@@ -1,5 +1,6 @@
 """Request ids and the access log, around every request."""
 
+import asyncio
 import random
 import re
 import time
@@ -10,15 +11,23 @@ import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import error_response, find_format, log_unexpected_error
+from gateway.http.errors import (
+    error_response,
+    find_format,
+    log_unexpected_error,
+    service_error_response,
+)
 from gateway.observation.identity import OWN_ID, get_path
 from gateway.observation.spans import PROBES
+from kvrecall.domain.errors import ShuttingDown
 
 _REQUEST_ID = b"x-request-id"
 # The name under which Anthropic's clients read it.
 _OTHER_REQUEST_ID = b"request-id"
 # Logged status of a request whose client disconnected before the response; never sent.
 CLIENT_CLOSED_REQUEST = 499
+# Another gateway takes a request at once; this one is back when it has started again.
+_RETRY_SECONDS = 1.0
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _random = random.Random()
 # The label of requests that match no route: their paths are their senders' choice.
@@ -42,7 +51,7 @@ class RequestLog:
 
     A request gets an id (the client's, if it is plain ASCII) and one log line with its status and
     seconds, and `observer` counts it. An unexpected exception is logged with the id and becomes a
-    problem response.
+    problem response; so does the end of the service before the answer.
     """
 
     def __init__(self, app: ASGIApp, observer: RequestObserver) -> None:
@@ -77,6 +86,14 @@ class RequestLog:
         bound = structlog.contextvars.bind_contextvars(request_id=request_id)
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            if not status:  # the time of a drain is over, and the server ends what runs yet
+                stopped = ShuttingDown(
+                    "the service stopped before the answer was there; send the request again",
+                    _RETRY_SECONDS,
+                )
+                await service_error_response(scope, stopped)(scope, receive, send_with_id)
+            raise
         except Exception:
             members = log_unexpected_error()
             if status:  # the response has begun: the server closes the connection

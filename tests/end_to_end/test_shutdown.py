@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from kvrecall.client import KvrecallError, TextDelta, TurnCompleted
+from kvrecall.client import KvrecallError, Overloaded, TextDelta, TurnCompleted
 
 
 def in_background(request) -> tuple[threading.Thread, list[Any]]:
@@ -52,7 +52,9 @@ def test_a_turn_that_takes_too_long_is_rolled_back(new_server, say) -> None:
     say.until(lambda: server.own.get_session(session).state == "decoding", "the answer")
     assert server.stop() == 0
     thread.join()
-    assert isinstance(outcome[0], KvrecallError)
+    assert isinstance(outcome[0], Overloaded)
+    assert (outcome[0].status, outcome[0].code) == (503, "shutting_down")
+    assert outcome[0].retry_after_seconds == 1.0
     server.start()
     assert server.own.get_session(session) == before
     assert server.own.turn(session, [say.user("Hello.")], generate=False).turn == 2
