@@ -23,6 +23,7 @@ from transformers import DynamicCache
 
 from benchmarks import repair
 from benchmarks.benchmark import BadOptions, Benchmark, Measured
+from benchmarks.made_up_copy import make_ids
 from benchmarks.options import option
 from benchmarks.repair_keys import SyntheticKeys
 from benchmarks.subjects import Clock, Timed, Worker, copy_plain
@@ -346,7 +347,7 @@ def _time_swaps(models: Models, sizes: Sizes, tokens: int) -> dict[str, list[flo
         session = _open(engine, "s", "full", tokens).session
         engine.swap_out(session)
         rows = empty_rows(engine.store.layout.rows_shape(tokens), model.dtype).fill_(1)
-        engine.store.append("s", rows)
+        engine.store.append("s", rows, make_ids(engine.store.layout, 0, tokens))
         engine.store.flush("s")
         positions = torch.arange(tokens, dtype=torch.int32).repeat(shape.n_kv_heads, 1)
         promoted = torch.zeros_like(positions, dtype=torch.bool)

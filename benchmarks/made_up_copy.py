@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvrecall.domain.page_ids import make_random_id
+from kvrecall.domain.page_ids import PageId, make_random_id
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.buffers import empty_rows
 from kvstore.format.page import PageLayout
@@ -25,6 +25,12 @@ def build_copy(
     for _ in copy.index_rows():
         pass
     return copy
+
+
+def make_ids(layout: PageLayout, start: int, rows: int) -> list[PageId]:
+    """Make ids of the pages that `rows` rows fill which follow the first `start` ones."""
+    filled = (start % layout.page_tokens + rows) // layout.page_tokens
+    return [make_random_id() for _ in range(filled)]
 
 
 def add_rows(copy: HostCopy, layers: Sequence[tuple[Tensor, Tensor]]) -> None:

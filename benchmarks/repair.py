@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.made_up_copy import make_ids
 from benchmarks.options import option
 from benchmarks.repair_keys import SINKS, ReferenceKeys, SyntheticKeys
 from kvrecall_server.reporting.results import Row, speed_row
@@ -143,7 +144,8 @@ class Bench:
             for layer, layer_keys in enumerate(self.resident):
                 layer_keys[:, done : done + piece.shape[2]] = piece[layer]
             # Values are only moved, never read: the keys serve as values.
-            self.store.append("s", torch.stack([piece, piece], dim=1))
+            ids = make_ids(layout, done, piece.shape[2])
+            self.store.append("s", torch.stack([piece, piece], dim=1), ids)
             done += piece.shape[2]
         self.store.flush("s")
         cache = HostCache(memory, layout.page_bytes)

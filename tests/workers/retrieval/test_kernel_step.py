@@ -111,14 +111,13 @@ def test_one_graph_serves_every_step_of_a_batch(
         token_ids: Tensor, positions: Tensor, control: Tensor, described: Tensor
     ) -> tuple[Tensor, Tensor]:
         step = first.rebind(positions, control)
-        retrieval = begin_pass(retrievers, kernels)
-        retrieval.table = replace(retrieval.table, described=described)
-        step.retrieval = retrieval
+        retrieval = step.retrieval = searched.rebind(described)
         return model.forward(token_ids, step), retrieval.found
 
     first = new_step(cache, SLOTS, 1, STORED + 20)
     retrievers = [make_retriever(model, STORED, slot) for slot in SLOTS]
-    table = kernels.describe([each.searched_rows(0) for each in retrievers])
+    searched = begin_pass(retrievers, kernels)
+    table = searched.table
     inputs = torch.tensor([[3], [4]]), first.query_positions, first.control, table.described
     with torch.inference_mode():
         graph: Any = make_fx(decode, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
@@ -126,23 +125,20 @@ def test_one_graph_serves_every_step_of_a_batch(
     assert len(layers) == model.shape.n_layers
     first.undo()
     for index in range(3):
-        # Other sessions, with other rows, but no more pages.
+        # Other sessions, with other rows.
         others = [make_retriever(model, STORED - 30 * index - slot, 9 + slot) for slot in SLOTS]
-        described = torch.zeros_like(table.described)
         found = kernels.describe([each.searched_rows(0) for each in others])
-        for at, width in ((0, 2 + found.pages), (2 + table.pages, found.pages)):
-            begin = 0 if at == 0 else 2 + found.pages
-            described[:, at : at + width] = found.described[:, begin : begin + width]
+        assert found.shapes == table.shapes
         token_ids = torch.tensor([[5 + index], [40 - index]])
         step = new_step(cache, SLOTS, 1, STORED + 20 + index)
         with torch.inference_mode():
-            logits, counted = graph(token_ids, step.query_positions, step.control, described)
+            logits, counted = graph(token_ids, step.query_positions, step.control, found.described)
         step.undo()
         exact = new_step(cache, SLOTS, 1, STORED + 20 + index)
         exact.retrieval = RetrievalStep(others, CPU)
         expected = model.forward(token_ids, exact)
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-        assert counted.tolist() == [each.counts.rows for each in others]
+        assert counted.sum((0, 2)).tolist() == [each.counts.rows for each in others]
 
 
 def test_attention_that_kernels_do_not_compute_is_the_hosts(kernels: KernelAttention) -> None:

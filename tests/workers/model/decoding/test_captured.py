@@ -11,7 +11,7 @@ from weakref import ref
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,6 +22,8 @@ from workers.model.loader import LoadedModel
 
 LIMITS: dict[str, Any] = {"block_tokens": 64, "max_budget": 256, "native_attention": False}
 TOKENS = 40
+# An example runs up to 80 passes.
+FEWER = settings(max_examples=settings().max_examples // 5)
 
 
 class Repeats:
@@ -92,6 +94,7 @@ BATCHES = st.tuples(
 )
 
 
+@FEWER
 @given(batches=st.lists(BATCHES, min_size=6, max_size=20), uneven=st.booleans())
 def test_each_pass_gives_what_torch_does_whatever_ran_before(
     batches: list[Batch], uneven: bool, loaded: Callable[[str], LoadedModel]
