@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.made_up_copy import build_copy
@@ -39,6 +40,25 @@ class Shape:
     shorter: bool = False
     dtype: torch.dtype = torch.float32
     seed: int = 0
+
+
+@st.composite
+def shapes(draw: st.DrawFn, rows: int = 700, sessions: int = 4, heads: int = 4) -> Shape:
+    """Any step, of so many rows, sessions and heads at most."""
+    session = st.tuples(st.integers(1, rows), st.integers(1, 60))
+    others = draw(st.lists(st.none() | session, max_size=sessions - 1))
+    return Shape(
+        draw(st.permutations([draw(session), *others])),
+        heads=draw(st.integers(1, heads)),
+        group=draw(st.integers(1, 9)),
+        dim=draw(st.sampled_from([3, 8, 20, 64, 80, 128])),
+        active=draw(st.integers(1, 40)),
+        layer=draw(st.integers(0, LAYERS - 1)),
+        sharpness=draw(st.sampled_from([0.1, 1.0, 3.0])),
+        shorter=draw(st.booleans()),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        seed=draw(st.integers(0, 10_000)),
+    )
 
 
 @dataclass(frozen=True, eq=False)

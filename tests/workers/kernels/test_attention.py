@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -17,7 +16,7 @@ from benchmarks.made_up_copy import build_copy
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from kvstore.index.key_codes import KeyCodes, SharedCodes, encode_keys
-from tests.workers.made_up_step import LAYERS, Made, Shape, draws_differ, make
+from tests.workers.made_up_step import LAYERS, Made, Shape, draws_differ, make, shapes
 from tests.workers.parallel.stub_group import StubGroup
 from workers.cache.transfers import Transfers
 from workers.kernels.attention import KernelAttention
@@ -90,26 +89,8 @@ def check(shape: Shape, kernels: KernelAttention, native: NativeAttention) -> No
         torch.testing.assert_close(out[index].float(), expected[index], atol=1e-5, rtol=relative)
 
 
-@st.composite
-def shapes(draw: st.DrawFn) -> Shape:
-    session = st.tuples(st.integers(1, 400), st.integers(1, 60))
-    others = draw(st.lists(st.none() | session, max_size=2))
-    return Shape(
-        draw(st.permutations([draw(session), *others])),
-        heads=draw(st.integers(1, 3)),
-        group=draw(st.integers(1, 9)),
-        dim=draw(st.sampled_from([3, 8, 20, 64, 80, 128])),
-        active=draw(st.integers(1, 40)),
-        layer=draw(st.integers(0, LAYERS - 1)),
-        sharpness=draw(st.sampled_from([0.1, 1.0, 3.0])),
-        shorter=draw(st.booleans()),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
-        seed=draw(st.integers(0, 10_000)),
-    )
-
-
 @FEWER
-@given(shape=shapes())
+@given(shape=shapes(rows=400, sessions=3, heads=3))
 def test_a_step_draws_the_rows_that_torch_and_native_code_do_and_says_the_same(
     shape: Shape, native: NativeAttention
 ) -> None:

@@ -11,31 +11,13 @@ from benchmarks.made_up_copy import build_copy
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from kvstore.index.key_codes import encode_keys
-from tests.workers.made_up_step import CPU, LAYERS, Made, Shape, draws_differ, make
+from tests.workers.made_up_step import CPU, LAYERS, Made, Shape, draws_differ, make, shapes
 from workers.cache.logits import Logits
 from workers.native.attention import NativeAttention
 from workers.native.library import LEVELS, open_library
 from workers.retrieval.retriever import LAYER_STEP, Retriever
 from workers.retrieval.sampling import ROTATIONS
 from workers.retrieval.step import RetrievalStep
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> Shape:
-    session = st.tuples(st.integers(1, 700), st.integers(1, 60))
-    others = draw(st.lists(st.none() | session, max_size=3))
-    return Shape(
-        draw(st.permutations([draw(session), *others])),
-        heads=draw(st.integers(1, 4)),
-        group=draw(st.integers(1, 9)),
-        dim=draw(st.sampled_from([3, 8, 20, 64, 80, 128])),
-        active=draw(st.integers(1, 40)),
-        layer=draw(st.integers(0, LAYERS - 1)),
-        sharpness=draw(st.sampled_from([0.1, 1.0, 3.0])),
-        shorter=draw(st.booleans()),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
-        seed=draw(st.integers(0, 10_000)),
-    )
 
 
 def check(shape: Shape, native: NativeAttention) -> None:
