@@ -114,13 +114,14 @@ def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
         def open_store() -> RowStore:
             return RowStore(pages.layout, [tier("store")])
 
-        def clear() -> None:  # pages that were deleted live on for minutes
+        def clear(namespace: str) -> None:  # pages that were deleted live on for minutes
             with closing(Redis(port=port)) as server:
-                server.flushall()
+                for name in server.scan_iter(f"{namespace}:*", count=1000):
+                    server.delete(name)
 
         limit = RedisSocket(pages, port)
-        alone = TierSubject(pages, partial(tier, "tier"), clear=clear)
-        store = StoreSubject(_STORE, pages, open_store, clear=clear)
+        alone = TierSubject(pages, partial(tier, "tier"), clear=partial(clear, "tier"))
+        store = StoreSubject(_STORE, pages, open_store, clear=partial(clear, "store"))
         yield from compare("write", limit.write(), [alone.write(), store.write()])
         yield from compare("gather", limit.read(), [alone.read(), store.read()])
         close_all([limit, alone, store])
