@@ -22,7 +22,7 @@ from workers.native.attention import NativeAttention
 
 def test_a_step_is_timed_in_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native = open_native(build_native(tmp_path))
-    monkeypatch.setattr(NativeAttention, "open", lambda _rotations: native)
+    monkeypatch.setattr(NativeAttention, "open", lambda *_: native)
     model, tokenizer = load("reference")
     rows = list(step_rows(model, tokenizer, Steps(rows=600, batch=2, budget=64, steps=2, seed=0)))
     found = {row["condition"].partition(": ")[2]: row for row in rows}
