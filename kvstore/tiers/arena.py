@@ -31,7 +31,7 @@ class Arena:
     An allocation is freed when its array and everything that refers to it (memoryviews, slices,
     tensors on them) is gone, so a page may be dropped while it is read. Calls must be serialised by
     the caller; allocations may be freed in any thread at any time. The memory is not pinned for a GPU:
-    rows are gathered into other memory before they are copied to one, and the system would have to
+    rows are gathered or copied into other memory that one reads, and the system would have to
     give pinned memory whole at the start.
 
     Raises TierSettingsError when the memory cannot be allocated.

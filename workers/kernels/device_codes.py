@@ -86,10 +86,9 @@ class DeviceCodes:
 
     def _make_room(self, wanted: Sequence[KeyCodes]) -> bool:
         """Drop other sessions' codes until those that are wanted fit; False, and drop none, if they never do."""
-        pages = {page.data_ptr(): page.nbytes for codes in wanted for page in codes.pages}
-        if sum(pages.values()) > self._limit_bytes:
+        kept = {page.data_ptr(): page.nbytes for codes in wanted for page in codes.pages}
+        if sum(kept.values()) > self._limit_bytes:
             return False
-        kept = dict(pages)
         others = [codes for codes in list(self._sessions) if codes not in set(wanted)]
         while others:
             # The last used ones stay for as long as they fit.

@@ -86,7 +86,7 @@ class KernelStep:
         return out
 
     def measure(self, metrics: Metrics) -> None:
-        """Leave to the sessions what the pass has found, which nobody waits for before they ask."""
+        """Hand the sessions their counts, which stay on the device until a turn is reported."""
         if not self._found and self._otherwise is not None:
             self._otherwise.measure(metrics)
             return

@@ -42,8 +42,8 @@ class _Inputs:
     @classmethod
     def of(cls, token_ids: Tensor, step: ForwardStep) -> "_Inputs":
         """The inputs of a pass: `token_ids` int64 `[B, 1]`, on the device."""
-        table = step.retrieval.table if isinstance(step.retrieval, KernelStep) else None
-        described = None if table is None else table.described
+        retrieval = _find_search(step)
+        described = None if retrieval is None else retrieval.table.described
         return cls(token_ids, step.query_positions, step.control, described)
 
     def clone(self) -> "_Inputs":
@@ -84,25 +84,23 @@ class CapturedSteps:
     The first pass of some shapes runs as it is, the second one is captured. Nothing waits for the device.
 
     Attributes:
-        static: Passes have to be `ForwardStep.static`, so that many have the same shapes.
+        static: Passes have to be `ForwardStep.static`, so that many have the same shapes; False once a capture
+            has failed, and none is tried any more.
     """
-
-    static = True
 
     def __init__(self, forward: Forward, capture: Capture, most: int) -> None:
         """Capture passes of `forward`; most: graphs that are kept, each with the memory of a pass."""
         self._forward = forward
         self._capture = capture
         self._most = most
-        self._captures = True
+        self.static = True
         # None: a pass of these shapes has run, and is captured the next time.
         self._graphs = OrderedDict[Hashable, _Graph | None]()
 
     def takes(self, step: ForwardStep) -> bool:
         """True for a pass that depends on nothing but its inputs: of one token, of attention and its kernels alone."""
         return (
-            self._captures
-            and step.static
+            step.static
             and step.has_rows_alone
             and step.query_positions.shape[1] == 1
             and step.block_attention is None
@@ -115,7 +113,7 @@ class CapturedSteps:
 
         Returns logits float32 `[B, 1, vocabulary]`.
         """
-        retrieval = step.retrieval if isinstance(step.retrieval, KernelStep) else None
+        retrieval = _find_search(step)
         shapes = step.shapes, None if retrieval is None else retrieval.table.shapes
         token_ids = token_ids.to(step.cache.device, non_blocking=True)
         if shapes not in self._graphs:
@@ -146,7 +144,7 @@ class CapturedSteps:
         try:
             return self._capture_pass(token_ids, step)
         except RuntimeError as error:
-            self._captures = False
+            self.static = False
             self._graphs.clear()
             _log.warning("captured steps", runs=f"no: {error}")
             return None
@@ -154,7 +152,7 @@ class CapturedSteps:
     def _capture_pass(self, token_ids: Tensor, step: ForwardStep) -> _Graph:
         """Capture a pass of a step's shapes; it holds nothing of the step's sessions."""
         inputs = _Inputs.of(token_ids, step).clone()
-        retrieval = step.retrieval if isinstance(step.retrieval, KernelStep) else None
+        retrieval = _find_search(step)
         searched = None if retrieval is None else retrieval.rebind(inputs.described)
         first = copy(step)
         first.retrieval = None
@@ -168,3 +166,8 @@ class CapturedSteps:
             return _Outputs(logits, bound.rows, queries, None if found is None else found.found)
 
         return _Graph(inputs, self._capture(run))
+
+
+def _find_search(step: ForwardStep) -> KernelStep | None:
+    """Find the search by kernels of a pass, if it has one."""
+    return step.retrieval if isinstance(step.retrieval, KernelStep) else None
