@@ -18,6 +18,16 @@ def _add(most, total, out, logit, counted, value):
 
 
 @triton.jit
+def _read(query, keys, values, present, inside):
+    """Read rows that are present, and return the logits of queries, -inf elsewhere, and the rows' values."""
+    both = present[:, None] & inside[None, :]
+    key = tl.load(keys, mask=both, other=0.0).to(tl.float32)
+    value = tl.load(values, mask=both, other=0.0).to(tl.float32)
+    logit = tl.dot(query, tl.trans(key), input_precision="ieee")
+    return tl.where(present[None, :], logit, -float("inf")), value
+
+
+@triton.jit
 def attend(
     queries,
     queries_session,
@@ -87,14 +97,10 @@ def attend(
         row = begin + tl.arange(0, chunk)
         present = row < active
         at = row[:, None] * dim + channels[None, :]
-        both = present[:, None] & inside[None, :]
-        key = tl.load(keys + at, mask=both, other=0.0).to(tl.float32)
-        value = tl.load(values + at, mask=both, other=0.0).to(tl.float32)
-        logit = tl.dot(query, tl.trans(key), input_precision="ieee")
+        logit, value = _read(query, keys + at, values + at, present, inside)
         if masked:
             added = mask + session * mask_session + head * mask_head + row
             logit += tl.load(added, mask=present, other=0.0).to(tl.float32)[None, :]
-        logit = tl.where(present[None, :], logit, -float("inf"))
         most, total, sums = _add(most, total, sums, logit, present.to(tl.float32), value)
 
     described = table + session * table_session
@@ -113,14 +119,12 @@ def attend(
         counted = tl.where(present, tl.where(alone, 1.0, share / weight), 0.0)
         page = tl.load(described + 2 + row // page_rows, mask=present, other=0)
         at = (head * page_rows + row % page_rows)[:, None] * dim + channels[None, :]
-        both = present[:, None] & inside[None, :]
         kind: tl.constexpr = tl.pointer_type(queries.dtype.element_ty)
         first_key = tl.multiple_of((page + stored_keys).to(kind), 16)
         first_value = tl.multiple_of((page + stored_values).to(kind), 16)
-        key = tl.load(first_key[:, None] + at, mask=both, other=0.0).to(tl.float32)
-        value = tl.load(first_value[:, None] + at, mask=both, other=0.0).to(tl.float32)
-        logit = tl.dot(query, tl.trans(key), input_precision="ieee")
-        logit = tl.where(present[None, :], logit, -float("inf"))
+        logit, value = _read(
+            query, first_key[:, None] + at, first_value[:, None] + at, present, inside
+        )
         most, total, sums = _add(most, total, sums, logit, counted, value)
 
     tl.store(

@@ -32,6 +32,68 @@ def _load(weights, ranks, row, rows):
 
 
 @triton.jit
+def _find_threshold(weights, ranks, rows, count, chunk: tl.constexpr):
+    """Find the priority after those of `count` rows, by its bits, and how many rows of it are drawn yet.
+
+    Numbers that are not negative have the order of their bits as whole numbers.
+    """
+    # Its bits so far, and rows to draw among those that have the same.
+    found = tl.full([], 0, tl.int32)
+    left = count
+    bins = tl.arange(0, _VALUES)
+    for step in tl.static_range(4):
+        shift = (3 - step) * _BITS
+        numbers = tl.zeros([_VALUES], tl.int32)
+        for begin in range(0, rows, chunk):
+            _, priority = _load(weights, ranks, begin + tl.arange(0, chunk), rows)
+            bits = tl.maximum(priority, 0.0).to(tl.int32, bitcast=True)
+            # Of 31 bits: in the first step there are none before.
+            same = ((bits ^ found) >> shift) < _VALUES
+            numbers += tl.histogram((bits >> shift) & (_VALUES - 1), _VALUES, mask=same)
+        from_top = tl.cumsum(numbers, 0, reverse=True)
+        digit = tl.maximum(tl.sum((from_top > left).to(tl.int32), 0) - 1, 0)
+        left -= tl.sum(tl.where(bins > digit, numbers, 0), 0)
+        found |= digit << shift
+    return found.to(tl.float32, bitcast=True), left
+
+
+@triton.jit
+def _take(weights, ranks, rows, chunk: tl.constexpr, following, room, threshold, all_taken, drawn):
+    """Write the drawn rows, in order: those of a priority above `following`, and `room` of those that have it.
+
+    Returns how many they are, how many of them are certain, the weight of all rows that are not, and the drawn row
+    of the least priority with its weight.
+    """
+    made = tl.full([], 0, tl.int32)
+    equal = tl.full([], 0, tl.int32)
+    certain = tl.full([], 0, tl.int32)
+    rest = tl.full([], 0.0, tl.float32)
+    least = tl.full([], float("inf"), tl.float32)
+    last = tl.full([], -1, tl.int32)
+    last_weight = tl.full([], 0.0, tl.float32)
+    for begin in range(0, rows, chunk):
+        row = begin + tl.arange(0, chunk)
+        weight, priority = _load(weights, ranks, row, rows)
+        at_it = (priority == following) & (row < rows)
+        before = equal + tl.cumsum(at_it.to(tl.int32), 0)
+        taken = (priority > following) | (at_it & (before <= room))
+        taken = tl.where(all_taken, (weight >= 0) & (row < rows), taken)
+        equal += tl.sum(at_it.to(tl.int32), 0)
+        place = made + tl.cumsum(taken.to(tl.int32), 0)
+        tl.store(drawn + place, row, mask=taken)
+        made += tl.sum(taken.to(tl.int32), 0)
+        certain += tl.sum((taken & (weight >= threshold)).to(tl.int32), 0)
+        rest += tl.sum(tl.where((weight > 0) & (weight < threshold), weight, 0.0), 0)
+        lowest = tl.min(tl.where(taken, priority, float("inf")), 0)
+        lowest_row = tl.min(tl.where(taken & (priority == lowest), row, _EMPTY), 0)
+        lowest_weight = tl.sum(tl.where(row == lowest_row, weight, 0.0), 0)
+        last = tl.where(lowest < least, lowest_row, last)
+        last_weight = tl.where(lowest < least, lowest_weight, last_weight)
+        least = tl.minimum(lowest, least)
+    return made, certain, rest, last, last_weight
+
+
+@triton.jit
 def draw(
     table,
     table_session,
@@ -61,9 +123,6 @@ def draw(
     positions in order; places of rows that are none stay as they are. For how many rows each one stands follows
     from shares `[sessions * heads, 2]`, the threshold and the share, and lasts int32 `[sessions * heads]`: a row
     of a weight from the threshold on stands for itself alone, unless it is the last; any other for share / weight.
-
-    The threshold, the priority after those of the drawn rows, is found by its bits: numbers that are not
-    negative have the order of their bits as whole numbers.
     """
     program = tl.program_id(0).to(tl.int64)
     session = program // heads
@@ -82,54 +141,14 @@ def draw(
     weights += program * width
     all_taken = rows <= count
 
-    # Bits of the threshold, and rows over those that have the same bits so far.
-    found = tl.full([], 0, tl.int32)
-    left = count
-    bins = tl.arange(0, _VALUES)
-    for step in tl.static_range(4):
-        shift = (3 - step) * _BITS
-        numbers = tl.zeros([_VALUES], tl.int32)
-        for begin in range(0, rows, chunk):
-            _, priority = _load(weights, ranks, begin + tl.arange(0, chunk), rows)
-            bits = tl.maximum(priority, 0.0).to(tl.int32, bitcast=True)
-            # Of 31 bits: in the first step there are none before.
-            same = ((bits ^ found) >> shift) < _VALUES
-            numbers += tl.histogram((bits >> shift) & (_VALUES - 1), _VALUES, mask=same)
-        from_top = tl.cumsum(numbers, 0, reverse=True)
-        digit = tl.maximum(tl.sum((from_top > left).to(tl.int32), 0) - 1, 0)
-        left -= tl.sum(tl.where(bins > digit, numbers, 0), 0)
-        found |= digit << shift
-    following = found.to(tl.float32, bitcast=True)
+    following, left = _find_threshold(weights, ranks, rows, count, chunk)
     threshold = tl.maximum(following, _TINY)
     # Of the rows at the threshold as many are drawn as there is room for, the first ones.
     room = tl.where(following > 0, left, 0)
 
-    made = tl.full([], 0, tl.int32)
-    equal = tl.full([], 0, tl.int32)
-    certain = tl.full([], 0, tl.int32)
-    rest = tl.full([], 0.0, tl.float32)
-    least = tl.full([], float("inf"), tl.float32)
-    last = tl.full([], -1, tl.int32)
-    last_weight = tl.full([], 0.0, tl.float32)
-    for begin in range(0, rows, chunk):
-        row = begin + tl.arange(0, chunk)
-        weight, priority = _load(weights, ranks, row, rows)
-        at_it = (priority == following) & (row < rows)
-        before = equal + tl.cumsum(at_it.to(tl.int32), 0)
-        taken = (priority > following) | (at_it & (before <= room))
-        taken = tl.where(all_taken, (weight >= 0) & (row < rows), taken)
-        equal += tl.sum(at_it.to(tl.int32), 0)
-        place = made + tl.cumsum(taken.to(tl.int32), 0)
-        tl.store(drawn + place, row, mask=taken)
-        made += tl.sum(taken.to(tl.int32), 0)
-        certain += tl.sum((taken & (weight >= threshold)).to(tl.int32), 0)
-        rest += tl.sum(tl.where((weight > 0) & (weight < threshold), weight, 0.0), 0)
-        lowest = tl.min(tl.where(taken, priority, float("inf")), 0)
-        lowest_row = tl.min(tl.where(taken & (priority == lowest), row, _EMPTY), 0)
-        lowest_weight = tl.sum(tl.where(row == lowest_row, weight, 0.0), 0)
-        last = tl.where(lowest < least, lowest_row, last)
-        last_weight = tl.where(lowest < least, lowest_weight, last_weight)
-        least = tl.minimum(lowest, least)
+    made, certain, rest, last, last_weight = _take(
+        weights, ranks, rows, chunk, following, room, threshold, all_taken, drawn
+    )
     tl.store(drawn, made)
 
     # One drawn row at least, that of the least priority, is not certain: it and others share what is left.

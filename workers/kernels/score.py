@@ -29,6 +29,39 @@ def _round(numbers, step):
 
 
 @triton.jit
+def _find_step(queries, asked, quad, scale, group: tl.constexpr, dim: tl.constexpr):
+    """Find the scale of each query's codes."""
+    step = tl.zeros([asked.shape[0]], tl.float32)
+    for channel in tl.static_range(4):
+        query = _load(queries, asked, 4 * quad + channel, scale, group, dim)
+        step = tl.maximum(step, tl.max(tl.abs(query), 1))
+    return tl.div_rn(step, tl.full([asked.shape[0]], _MOST_QUERY, tl.float32))
+
+
+@triton.jit
+def _multiply(queries, asked, quad, scale, group: tl.constexpr, dim: tl.constexpr, step, words):
+    """Multiply the codes of queries and keys; words: of a key's four channels each, `[quads, rows]`."""
+    products = tl.zeros([asked.shape[0], words.shape[1]], tl.int32)
+    for channel in tl.static_range(4):
+        query = _load(queries, asked, 4 * quad + channel, scale, group, dim)
+        query_code = _round(query, tl.maximum(step, _TINY)).to(tl.int8)
+        # Behind the last channel the query's codes are 0.
+        key_code = (((words >> (8 * channel)) & 255) - _OFFSET).to(tl.int8)
+        products = tl.dot(query_code, key_code, products, out_dtype=tl.int32)
+    return products
+
+
+@triton.jit
+def _mark(positions, active, marks, first, split_rows: tl.constexpr, rows) -> None:
+    """Mark the active ones of `split_rows` rows from `first` on: the last split of a head may be one of fewer."""
+    for begin in range(0, active, split_rows):
+        index = begin + tl.arange(0, split_rows)
+        position = tl.load(positions + index, mask=index < active, other=-1)
+        own = (position >= first) & (position < first + split_rows) & (position < rows)
+        tl.store(marks + position, 1, mask=own)
+
+
+@triton.jit
 def score(
     queries,
     queries_session,
@@ -82,12 +115,7 @@ def score(
     # A word has four channels of a key.
     quads: tl.constexpr = (dim + 3) // 4
     queries += session * queries_session + head * queries_head
-    step = tl.zeros([padded_group], tl.float32)
-    for channel in tl.static_range(4):
-        query = _load(queries, asked, 4 * quad + channel, scale, group, dim)
-        step = tl.maximum(step, tl.max(tl.abs(query), 1))
-    step = tl.div_rn(step, tl.full([padded_group], _MOST_QUERY, tl.float32))
-
+    step = _find_step(queries, asked, quad, scale, group, dim)
     page = tl.load(described + 2 + pages + row // page_rows, mask=present, other=0)
     place = row % page_rows
     # Of blocks of eight rows, to which the rows of a head in a page are filled up.
@@ -95,13 +123,7 @@ def score(
     codes = (page + coded).to(tl.pointer_type(tl.int32))
     at = (head * blocks + place // 8)[None, :] * (quads * 8) + quad[:, None] * 8 + place % 8
     words = tl.load(codes[None, :] + at, mask=present[None, :] & (quad[:, None] < quads), other=0)
-    products = tl.zeros([padded_group, split_rows], tl.int32)
-    for channel in tl.static_range(4):
-        query = _load(queries, asked, 4 * quad + channel, scale, group, dim)
-        query_code = _round(query, tl.maximum(step, _TINY)).to(tl.int8)
-        # Behind the last channel the query's codes are 0.
-        key_code = (((words >> (8 * channel)) & 255) - _OFFSET).to(tl.int8)
-        products = tl.dot(query_code, key_code, products, out_dtype=tl.int32)
+    products = _multiply(queries, asked, quad, scale, group, dim, step, words)
     scales_at = (page + scales).to(tl.pointer_type(tl.float32))
     key_scales = tl.load(scales_at + head * (blocks * 8) + place, mask=present, other=0.0)
     logit = products.to(tl.float32) * key_scales[None, :] * step[:, None]
@@ -118,10 +140,5 @@ def score(
     tl.store(largest + part, most, mask=asked < group)
     tl.store(sums + part, tl.sum(tl.exp(logit - most[:, None]), 1), mask=asked < group)
 
-    # The last split of a head may be one of few rows: each marks those that are its own.
     mine = positions + session * positions_session + head * positions_head
-    for begin in range(0, active, split_rows):
-        index = begin + tl.arange(0, split_rows)
-        position = tl.load(mine + index, mask=index < active, other=-1)
-        own = (position >= first) & (position < first + split_rows) & (position < rows)
-        tl.store(marks + program * width + position, 1, mask=own)
+    _mark(mine, active, marks + program * width, first, split_rows, rows)
