@@ -85,7 +85,7 @@ def begin(
 ) -> None:
     """Give a pass the attention of its block, and its retrieval, as far as its sessions have them.
 
-    on_device: computes steps that retrieve; None, and what it does not take: native code does; None: torch does.
+    Steps that retrieve are computed by `on_device`, those that it does not take by `native`, all others by torch.
     """
     step.block_attention = attention
     step.retrieval = _begin_retrieval(step, residents, native, on_device)

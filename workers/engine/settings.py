@@ -71,15 +71,15 @@ class WorkerSettings(BaseModel):
     device_codes_bytes: int = Field(
         default=0,
         ge=0,
-        description="most memory of the GPU for codes of stored keys, by which it searches them itself: an "
-        "eighth to a quarter of the rows' own bytes; what it has no room for is searched on the host. 0: all "
-        "is, which is the default since no GPU has run it yet",
+        description="most memory of the GPU for codes of stored keys, with which it searches the rows itself. They "
+        "take an eighth to a quarter of the rows' bytes; sessions beyond the limit are searched on the host. 0, "
+        "the default: all are, since no GPU has run the kernels yet",
     )
     step_graphs: int = Field(
         default=0,
         ge=0,
-        description="most CUDA graphs of decode steps, one for each batch's shapes; 0: none, which is the default "
-        "since no GPU has run them yet",
+        description="most CUDA graphs of decode steps, one for each batch's shapes. 0, the default: none, since no "
+        "GPU has run them yet",
     )
     idle_seconds: float = Field(
         default=900.0,
