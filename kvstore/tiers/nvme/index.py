@@ -1,17 +1,18 @@
 """Index of a segment log: the valid record of each page, and the segments that may be removed."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from kvstore.errors import InvariantError
 from kvstore.format.page import HEADER_BYTES, PageId
 
 # Bits of a packed location: time, segment, offset, size.
 _SEGMENT_BITS, _OFFSET_BITS, _SIZE_BITS = 32, 40, 32
+_TIME_SHIFT = _SEGMENT_BITS + _OFFSET_BITS + _SIZE_BITS
 
 
-@dataclass(frozen=True, slots=True)
-class RecordLocation:
+class RecordLocation(NamedTuple):
     """Location and size in bytes of a page's record, and when the page was written (unix seconds)."""
 
     segment: int
@@ -51,8 +52,11 @@ class LogIndex:
 
     def add_page(self, page_id: PageId, location: RecordLocation) -> None:
         """Add a written page: of its copies, this one is valid from now on."""
-        self._remove(page_id)
-        self._clear_tombstone(page_id)
+        # A start adds millions of pages, nearly all of them for the first time.
+        if page_id in self._pages:
+            self._remove(page_id)
+        if page_id in self._tombstone_segments:
+            self._clear_tombstone(page_id)
         self._pages[page_id] = _pack(location)
         self._live[location.segment] += 1
         self._live_bytes[location.segment] += location.size
@@ -79,6 +83,15 @@ class LogIndex:
     def has_intact(self, page_id: PageId) -> bool:
         """Return whether a page has a record that was not found damaged."""
         return page_id in self._pages and page_id not in self._damaged
+
+    def ids(self) -> list[PageId]:
+        """Ids of all pages."""
+        return list(self._pages)
+
+    def times(self) -> Iterator[tuple[PageId, int]]:
+        """Yield all pages, as they are at the call, and when each was written in unix seconds."""
+        packed = list(self._pages.values())
+        return zip(self.ids(), (each >> _TIME_SHIFT for each in packed), strict=True)
 
     def locations(self) -> list[tuple[PageId, RecordLocation]]:
         """Locations of the valid records of all pages."""

@@ -11,7 +11,7 @@ the segment is unlinked too.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, RLock
@@ -40,6 +40,7 @@ from kvstore.tiers.nvme.directory import lock_directory, sync_directory
 from kvstore.tiers.nvme.index import LogIndex, RecordLocation
 from kvstore.tiers.nvme.segment import SegmentFile, map_os_errors, scan_newest
 from kvstore.tiers.nvme.segment_index import (
+    Entry,
     IndexEntry,
     from_scan,
     read_closed,
@@ -100,25 +101,26 @@ class SegmentLog:
             ]
 
     def headers(self) -> Iterator[PageHeader]:
-        """Yield the headers of all pages; of an unreadable one `page_tokens` is 0."""
+        """Yield the headers of the pages that there are; of an unreadable one `page_tokens` is 0.
+
+        Without pages that are deleted before their turn.
+        """
         with self._lock:
             self._require_open()
-            located = [
-                (page_id, location, self._segments[location.segment])
-                for page_id, location in self._index.locations()
-            ]
-        return (_read_header(*each) for each in located)
+            ids = self._index.ids()
+        return (
+            _read_header(page_id, *located)
+            for page_id in ids
+            for located in self.locate([page_id])
+            if located is not None
+        )
 
     def list_ids(self, written_before: int) -> list[PageId]:
         """Return the ids of the pages that were written before a time in unix seconds."""
         with self._lock:
             self._require_open()
-            locations = self._index.locations()
-        return [
-            page_id
-            for page_id, found in locations
-            if was_written_before(found.written_at, written_before)
-        ]
+            times = self._index.times()
+        return [page_id for page_id, at in times if was_written_before(at, written_before)]
 
     def contains(self, ids: Sequence[PageId]) -> list[bool]:
         """Return whether the log has each page, and it was not found damaged."""
@@ -244,9 +246,9 @@ class SegmentLog:
         if segment is None:
             return []
         records = [
-            (entry.id, (number, entry.offset))
-            for entry in read_closed(segment)
-            if entry.kind == RecordKind.PAGE
+            (page_id, (number, offset))
+            for kind, page_id, offset, _, _ in read_closed(segment)
+            if kind == RecordKind.PAGE
         ]
         with self._lock:
             return [
@@ -354,10 +356,10 @@ class SegmentLog:
                 segment.truncate(scan.end)
                 # What an earlier process wrote last may be in the system's memory alone.
                 self._unsynced = scan.end > 0
-                entries = self._newest_entries = from_scan(scan)
+                self._newest_entries = from_scan(scan)
+                self._index_entries(number, self._newest_entries)
             else:
-                entries = read_closed(segment)
-            self._index_entries(number, entries)
+                self._index_entries(number, read_closed(segment))
         remove_others(self._directory, [self._segments[number] for number in numbers[:-1]])
         if not numbers:
             self._add_segment(1)
@@ -369,7 +371,7 @@ class SegmentLog:
         self._newest_entries = []
         return segment
 
-    def _index_entries(self, number: int, entries: Sequence[IndexEntry]) -> None:
+    def _index_entries(self, number: int, entries: Iterable[Entry]) -> None:
         for kind, page_id, offset, size, written_at in entries:
             if kind == RecordKind.PAGE:
                 self._index.add_page(page_id, RecordLocation(number, offset, size, written_at))

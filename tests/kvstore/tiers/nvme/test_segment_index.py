@@ -155,9 +155,9 @@ def test_a_segment_that_another_thread_removes_while_it_is_read_leaves_no_index_
     segment_index.write_index(segment, [])
     assert [path.suffix for path in tmp_path.glob("*.index")] == [".index"]
     segment.path.unlink()
-    assert segment_index.read_closed(segment) == []
+    assert list(segment_index.read_closed(segment)) == []
     segment_index.remove_index(segment)
-    assert segment_index.read_closed(segment) == []
+    assert list(segment_index.read_closed(segment)) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,7 +198,7 @@ def test_an_index_file_returns_what_was_written(
 ) -> None:
     segment = SegmentFile(tmp_path_factory.mktemp("log") / "segment-00000001.kv", 1)
     segment_index.write_index(segment, entries)
-    assert segment_index.read_closed(segment) == entries
+    assert list(segment_index.read_closed(segment)) == entries
 
 
 @given(

@@ -264,6 +264,18 @@ def test_a_page_with_a_broken_header_is_listed_and_can_be_deleted(
     tier.close()
 
 
+def test_a_page_that_is_deleted_while_pages_are_listed_is_left_out(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage
+) -> None:
+    tier = open_tier()
+    pages = [make_page(number) for number in range(3)]
+    tier.put(pages)
+    listed = tier.stored()
+    first = next(listed)
+    tier.delete([pages[1][0]])
+    assert [header.id for header in (first, *listed)] == [pages[0][0], pages[2][0]]
+
+
 def test_a_deletion_that_became_unreadable_gives_back_the_same_page(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
