@@ -209,6 +209,12 @@ class TurnOutcome:
         return 0 if self.rewrite is None else self.rewrite.dropped_tokens
 
     @property
+    def shared_tokens(self) -> int:
+        """Tokens of a session's first turn whose rows it took from stored pages."""
+        computed = self.prefilled_tokens - self.settled_tokens
+        return self.prompt_tokens - computed if self.turn == 1 else 0
+
+    @property
     def generated(self) -> Message | None:
         """The message without its opening: what was generated in this turn."""
         if self.message is None or not self.opening:

@@ -46,4 +46,5 @@ def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
         recorded_tokens=turn.outcome.recorded_tokens,
         unsettled_tokens=turn.outcome.memory.unsettled,
         rewrite=None if rewrite is None else rewrite_to_wire(rewrite),
+        shared_tokens=turn.outcome.shared_tokens,
     )

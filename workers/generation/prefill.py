@@ -60,6 +60,7 @@ def prefill(
     source: LayerSource | None = None,
     score: Callable[[Tensor, Sequence[int]], None] | None = None,
     beginning: int = 0,
+    shared: int = 0,
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
@@ -76,7 +77,8 @@ def prefill(
     appended already, negative in the prompt. source: of the stored rows, the engine's store unless
     given. `score` is called block by block with the logits at all tokens but the last,
     `[t, vocabulary]`, and the tokens that follow. `beginning`: first tokens that other
-    sessions may begin with, where recurrent states are stored.
+    sessions may begin with, where recurrent states are stored. `shared`: in a replay, first tokens
+    whose rows were taken from stored pages: blocks began behind them.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
@@ -86,7 +88,7 @@ def prefill(
     ends = _find_boundaries(engine, resident, (beginning, len(token_ids) - decoded))
     logits = torch.empty(0)
     cuts = engine.long_sessions.find_cuts(resident.session, len(token_ids))
-    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, (*ends, *cuts)):
+    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, (*ends, *cuts, shared)):
         wanted = _find_wanted(block, recorded) if keep_distribution else []
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
@@ -110,13 +112,16 @@ def prefill(
     return PrefillResult(logits, distribution, len(token_ids), stepped)
 
 
-def find_block_end(engine: Engine, session: WorkerSession, tokens: int) -> int:
-    """Count the session's next tokens up to the end of the block that has the last of so many `tokens`."""
+def find_block_end(engine: Engine, session: WorkerSession, tokens: int, shared: int = 0) -> int:
+    """Count the session's next tokens up to the end of the block that has the last of so many `tokens`.
+
+    `shared` as in `prefill`.
+    """
     if not tokens:
         return 0
     size = engine.settings.block_tokens
     cuts = engine.long_sessions.find_cuts(session, tokens + size)
-    blocks = _split(tokens + size, size, 0, cuts)
+    blocks = _split(tokens + size, size, 0, (*cuts, shared))
     return next(block.stop for block in blocks if block.stop >= tokens)
 
 

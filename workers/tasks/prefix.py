@@ -21,9 +21,9 @@ def take_prefix(engine: Engine, resident: ResidentSession, prompt: Sequence[int]
     evictions would have left. Any other has such rows before its first eviction alone, so no more are
     taken than the budget holds, and all of them become active.
 
-    Of a prompt that exceeds the budget, or that is not prefilled over its active rows, whole blocks
-    are taken, so that its blocks and evictions fall at the same positions as without a prefix. Of a
-    model with recurrent states as many are taken as a stored state has seen.
+    Where the last rows depend on how the prompt is cut into blocks, since blocks are sparse or evictions
+    choose by attention, whole blocks are taken. Of a model with recurrent states as many are taken as a
+    stored state has seen.
     Nothing is taken for methods that accumulate over every query, nor if a page cannot be read. The
     store works on threads of its own meanwhile.
     """
@@ -98,8 +98,8 @@ def _round(
         return find_last(positions, most)
     page, block = engine.store.layout.page_tokens, engine.settings.block_tokens
     config = resident.config
-    exceeds = not config.recalls and len(prompt) > min(config.layer_rows)
-    if exceeds or config.prefill.enabled:
+    evicts = not config.recalls and len(prompt) > min(config.layer_rows)
+    if evicts or config.prefill.sparse != "off":
         while most % block:
             most -= page
     return most

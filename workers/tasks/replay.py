@@ -135,8 +135,9 @@ def _replay_turn(
 
     steps = list(turn.token_ids[turn.prompt_tokens - turn.recorded_tokens : turn.prompt_tokens])
     prompt = token_ids[: len(session.pending) + turn.prompt_tokens - len(steps)]
+    shared = turn.shared_tokens
     if resident.config.recalls:
-        prompt = prompt[: find_block_end(engine, session, stop - session.length)]
+        prompt = prompt[: find_block_end(engine, session, stop - session.length, shared)]
     session.pending = []
     yield from prefill(
         engine,
@@ -147,6 +148,7 @@ def _replay_turn(
         answers=turn.output_tokens > 0 or bool(steps),
         before_step=before_step,
         source=rows,
+        shared=shared,
     )
     output = turn.token_ids[turn.prompt_tokens :][: max(0, turn.output_tokens - 1)]
     for appended, token in (*enumerate(steps), *enumerate(output)):

@@ -114,7 +114,7 @@ class OpenRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class LoggedTurn(_message.Message):
-    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens", "recorded_tokens", "unsettled_tokens", "rewrite")
+    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens", "recorded_tokens", "unsettled_tokens", "rewrite", "shared_tokens")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class LoggedTurn(_message.Message):
     RECORDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNSETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REWRITE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     output_tokens: int
@@ -133,7 +134,8 @@ class LoggedTurn(_message.Message):
     recorded_tokens: int
     unsettled_tokens: int
     rewrite: Rewrite
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ..., recorded_tokens: _Optional[int] = ..., unsettled_tokens: _Optional[int] = ..., rewrite: _Optional[_Union[Rewrite, _Mapping]] = ...) -> None: ...
+    shared_tokens: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ..., recorded_tokens: _Optional[int] = ..., unsettled_tokens: _Optional[int] = ..., rewrite: _Optional[_Union[Rewrite, _Mapping]] = ..., shared_tokens: _Optional[int] = ...) -> None: ...
 
 class Edit(_message.Message):
     __slots__ = ("start", "stop", "token_ids")

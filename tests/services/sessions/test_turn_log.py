@@ -1,5 +1,7 @@
 """The log by which a worker computes a session again says what each turn was and left."""
 
+from dataclasses import replace
+
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.sessions.session import Turn
@@ -17,3 +19,12 @@ def test_each_turn_says_how_much_waits_for_the_next_repair() -> None:
     log = logged_turns([make_turn(1, 3), make_turn(2, 6), make_turn(3, 0)], [])
     assert [turn.deferred_tokens for turn in log] == [3, 6, 0]
     assert [list(turn.token_ids) for turn in log] == [[1, 2, 3]] * 3
+
+
+def test_a_first_turn_says_what_it_took_of_stored_pages() -> None:
+    turns = [make_turn(number, 0) for number in (1, 2)]
+    turns = [
+        replace(turn, outcome=replace(turn.outcome, prompt_tokens=200, prefilled_tokens=72))
+        for turn in turns
+    ]
+    assert [turn.shared_tokens for turn in logged_turns(turns, [])] == [128, 0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.tasks.turn_log import logged, rebuild
 from workers.model.tokenizer import Segment
 from workers.tasks.prefix import skip_tokens
 
@@ -102,6 +103,50 @@ def test_where_blocks_attend_to_every_row_a_prefix_longer_than_the_budget_is_sha
         assert torch.equal(*rows)
         said = words(60, seed=9 + turn)
         second, alone = (worker.turn(name, said) for name in ("second", "alone"))
+    worker.check()
+
+
+RECALLING = {"method": "icecache", "budget": 72, "options": ATTEND_STORED}
+
+
+@pytest.mark.parametrize(
+    ("lost", "spec"),
+    [
+        ("taken", RECALLING),
+        ("own", RECALLING),
+        ("all", RECALLING),
+        ("own", {"method": "full", "budget": 1024}),
+    ],
+    ids=["taken", "own", "all", "own-full"],
+)
+def test_a_prefix_ends_within_a_block_and_lost_pages_behind_it_are_computed_with_the_same_bits(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    lose_page: Callable[..., None],
+    lost: str,
+    spec: dict[str, Any],
+) -> None:
+    worker = make_worker("qwen2", block_tokens=256, recent=8)
+    for name in ("first", "s"):
+        worker.open(name, **spec, **KEY)
+    begins = words(100)
+    first_turn(worker, "first", [f"{begins} {words(300, seed=3)}", words(5, seed=1)])
+    worker.engine.passes.clear()
+    texts = [f"{begins} {words(300, seed=4)}", words(5, seed=2)]
+    done = first_turn(worker, "s", texts)
+    taken, pages = done.shared_pages, done.state.length // PAGE
+    assert taken % (256 // PAGE), "it ends within a block"
+    assert taken >= 2
+    assert worker.engine.passes[0] == (1, 256), "blocks begin behind it"
+    rows = read_rows(worker, "s", done.state.length)
+    for page in {"taken": range(taken), "own": range(taken, pages), "all": range(pages)}[lost]:
+        lose_page(worker.engine.store, "s", page)
+    turn = logged(done, texts[1])
+    rebuild(worker, done.state, [turn], epoch=2, **spec, **KEY)
+    again = read_rows(worker, "s", done.state.length)
+    # The other session's blocks were cut elsewhere.
+    allowed = 0 if lost == "own" else 1e-5
+    torch.testing.assert_close(again, rows, atol=allowed, rtol=0)
     worker.check()
 
 

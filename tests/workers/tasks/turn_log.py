@@ -6,6 +6,8 @@ from typing import Any
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.conftest import build_spec
 
+PAGE_TOKENS = 64
+
 
 def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
     """A finished turn of one user message."""
@@ -20,6 +22,7 @@ def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
         deferred_tokens=done.deferred_tokens,
         recorded_tokens=done.recorded_tokens,
         unsettled_tokens=done.state.unsettled,
+        shared_tokens=done.shared_pages * PAGE_TOKENS,
         rewrite=done.rewrite if done.HasField("rewrite") else None,
     )
 
