@@ -1,6 +1,6 @@
 """Time of decoding steps with retrieval over made-up rows, beside full attention.
 
-`python -m benchmarks retrieval` measures one layer in the shape of a 7B model: the scan over every row by
+`python -m benchmarks retrieval` measures one layer in the shapes of models: the scan over every row by
 native code and by torch, the descent (`summaries`) and the DCI-tree, each with its parts; `--gpu`
 attends on a GPU, with the rows on the host, and runs the kernels of `workers/kernels/` over codes on the GPU and rows
 in either place. Keys have a few directions of much variance, as a model's have; a
@@ -36,7 +36,8 @@ from workers.retrieval.retriever import Retriever
 from workers.retrieval.sampling import ROTATIONS
 from workers.retrieval.step import RetrievalStep
 
-HEADS, GROUP, HEAD_DIM = 4, 7, 128
+SHAPES = {"7B": (4, 7, 128), "SmolLM2": (3, 3, 64), "reference": (2, 2, 64)}
+"""KV heads, queries of each, and channels."""
 CPU_ROWS = (8192, 16_384, 32_768, 65_536, 262_144)
 GPU_ROWS = (8192, 32_768, 131_072)
 INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
@@ -57,6 +58,8 @@ class Plan:
         (), "stored rows per head; default: by the device, or 4096 for steps"
     )
     budget: int = option(256, "rows; a quarter is active")
+    shapes: tuple[str, ...] = option(("7B",), "of the layer", choices=tuple(SHAPES))
+    indexes: tuple[str, ...] = option(INDEXES, choices=INDEXES)
     scan: float = option(0.1, "of the tree")
     rounds: int = 15
     threads: int = option(1, "on the host")
@@ -68,7 +71,12 @@ def measure(plan: Plan) -> Measured:
     if plan.of == "steps":
         return measure_steps(plan)
     where = "gpu" if plan.gpu else "cpu"
-    model = f"one layer, {HEADS} KV heads, {GROUP} queries each, {HEAD_DIM} channels"
+    described = (
+        f"{name}: {heads} KV heads, {group} queries each, {dim} channels"
+        for name, (heads, group, dim) in SHAPES.items()
+        if name in plan.shapes
+    )
+    model = f"one layer, {'; '.join(described)}"
     return Measured(f"retrieval-step-{where}.json", model, step_rows(plan), plan.seed)
 
 
@@ -89,29 +97,32 @@ def measure_steps(plan: Plan) -> Measured:
 
 def step_rows(plan: Plan) -> Iterator[Row]:
     """Rows of all numbers of stored rows."""
-    for n in plan.rows or (GPU_ROWS if plan.gpu else CPU_ROWS):
-        with torch.inference_mode():
-            found = list(time_step(n, plan))
-        yield from found
+    for shape in plan.shapes:
+        for n in plan.rows or (GPU_ROWS if plan.gpu else CPU_ROWS):
+            with torch.inference_mode():
+                found = list(time_step(n, shape, plan))
+            yield from found
 
 
-def make_rows(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def make_rows(n: int, shape: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values `[1, heads, n, d]`, and queries `[1, heads, group, d]`, float32."""
+    heads, group, dim = SHAPES[shape]
     random = torch.Generator().manual_seed(seed)
-    scale = torch.logspace(0.5, -0.5, HEAD_DIM)
-    keys = torch.randn(1, HEADS, n, HEAD_DIM, generator=random) * scale
-    values = torch.randn(1, HEADS, n, HEAD_DIM, generator=random)
-    noise = torch.randn(1, HEADS, GROUP, HEAD_DIM, generator=random) * scale
-    return keys, values, keys[:, :, -GROUP:] + noise
+    scale = torch.logspace(0.5, -0.5, dim)
+    keys = torch.randn(1, heads, n, dim, generator=random) * scale
+    values = torch.randn(1, heads, n, dim, generator=random)
+    noise = torch.randn(1, heads, group, dim, generator=random) * scale
+    return keys, values, keys[:, :, -group:] + noise
 
 
-def time_step(n: int, plan: Plan) -> Iterator[Row]:
+def time_step(n: int, shape: str, plan: Plan) -> Iterator[Row]:
     """The rows of one number of stored rows."""
+    heads, _, dim = SHAPES[shape]
     device = torch.device("cuda" if plan.gpu else "cpu")
     dtype = torch.bfloat16 if plan.gpu else torch.float32
-    keys, values, queries = (each.to(dtype) for each in make_rows(n, plan.seed))
+    keys, values, queries = (each.to(dtype) for each in make_rows(n, shape, plan.seed))
     active = torch.arange(n - plan.budget // 4, n)
-    positions = active.to(torch.int32).expand(1, HEADS, -1).contiguous().to(device)
+    positions = active.to(torch.int32).expand(1, heads, -1).contiguous().to(device)
     rows = (keys[:, :, active].to(device), values[:, :, active].to(device), positions)
     whole = (keys.to(device), values.to(device))
     asked = queries.to(device)
@@ -120,14 +131,16 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
         "full attention": lambda: scaled_dot_product_attention(asked, *whole)
     }
     for index in INDEXES:
+        if index not in plan.indexes:
+            continue
         settings = Retrieval(index=index, scan=plan.scan)
-        layout = PageLayout(1, HEADS, HEAD_DIM, dtype, "made up")
+        layout = PageLayout(1, heads, dim, dtype, "made up")
         stored = build_copy(layout, settings, [(keys[0], values[0])], native)
         retriever = Retriever(stored, settings, plan.budget * 3 // 4)
         arms |= retrieval_arms(index, retriever, queries, asked, rows)
         if index == "exact" and native is not None and not plan.gpu:
             step = RetrievalStep([retriever], Transfers(device), native)
-            arms[NATIVE] = partial(step.attend, 0, asked, rows, None, Logits(HEAD_DIM**-0.5))
+            arms[NATIVE] = partial(step.attend, 0, asked, rows, None, Logits(dim**-0.5))
         if index == "exact" and plan.gpu:
             arms |= kernel_arms(retriever, asked, rows)
     times = {name: list[float]() for name in arms}
@@ -136,7 +149,7 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
             seconds = clock(device, arm)
             if number:  # the first round warms up
                 times[name].append(seconds)
-    condition = f"{n} rows, budget {plan.budget}"
+    condition = f"{n} rows, budget {plan.budget}, {shape}"
     for name, found in times.items():
         yield speed_row(condition, name, "seconds", found)
     for name in (*INDEXES, NATIVE, *KERNELS):
@@ -156,7 +169,7 @@ def retrieval_arms(
 ) -> dict[str, Callable[[], object]]:
     """A step with retrieval, and its parts; `asked`: the queries on the device."""
     step = RetrievalStep([retriever], Transfers(asked.device))
-    scale = HEAD_DIM**-0.5
+    scale = queries.shape[-1] ** -0.5
     logits = Logits(scale)
     active = rows[2][0].cpu()
     wanted, _ = retriever.search(0, queries[0], active, scale)
@@ -193,14 +206,15 @@ def kernel_arms(
         stored = PagedRows(layout)
         stored.append([page.to(device) for page in pages], searched.rows.length)
         table = kernels.describe([replace(searched, rows=stored, codes=codes.addresses)])
-        attend = partial(kernels.attend, asked, rows, None, table)
+        scale = asked.shape[-1] ** -0.5
+        attend = partial(kernels.attend, asked, rows, None, table, scale=scale)
         arms[name] = partial(_attend, attend, (codes, stored))
     return arms
 
 
 def _attend(attend: Callable[..., tuple[Tensor, Tensor]], _memory: object) -> Tensor:
     """Attend over memory that the kernels know by its addresses alone, and that is held here."""
-    return attend(layer=0, rotation=0, scale=HEAD_DIM**-0.5)[0]
+    return attend(layer=0, rotation=0)[0]
 
 
 BENCHMARK = Benchmark(

@@ -4,10 +4,9 @@ import torch
 
 from benchmarks.made_up_copy import build_copy
 from benchmarks.retrieval import (
-    HEAD_DIM,
-    HEADS,
     INDEXES,
     KERNELS,
+    SHAPES,
     Plan,
     kernel_arms,
     make_rows,
@@ -22,7 +21,7 @@ from workers.retrieval.step import RetrievalStep
 
 
 def test_a_step_is_timed_with_its_parts() -> None:
-    rows = list(time_step(1000, Plan(rounds=2, budget=64)))
+    rows = list(time_step(1000, "SmolLM2", Plan(rounds=2, budget=64)))
     metrics = {row["metric"]: row for row in rows}
     for index in INDEXES:
         assert {index, f"{index}: search", f"{index}: reading", f"{index}: attention"} <= set(
@@ -34,15 +33,16 @@ def test_a_step_is_timed_with_its_parts() -> None:
 
 def test_the_arms_of_kernels_compute_the_step_that_torch_does() -> None:
     """Here by their interpreter, on the CPU."""
-    keys, values, queries = make_rows(500, seed=0)
+    heads, _, dim = SHAPES["7B"]
+    keys, values, queries = make_rows(500, "7B", seed=0)
     active = torch.arange(484, 500)
-    positions = active.int().expand(1, HEADS, -1).contiguous()
+    positions = active.int().expand(1, heads, -1).contiguous()
     rows = (keys[:, :, active], values[:, :, active], positions)
-    layout = PageLayout(1, HEADS, HEAD_DIM, torch.float32, "made up")
+    layout = PageLayout(1, heads, dim, torch.float32, "made up")
     settings = Retrieval(index="exact")
     retriever = Retriever(build_copy(layout, settings, [(keys[0], values[0])]), settings, 48)
     step = RetrievalStep([retriever], Transfers(torch.device("cpu")))
-    expected = step.attend(0, queries, rows, None, Logits(HEAD_DIM**-0.5))
+    expected = step.attend(0, queries, rows, None, Logits(dim**-0.5))
     arms = kernel_arms(retriever, queries, rows)
     assert tuple(arms) == KERNELS
     for attend in arms.values():

@@ -15,10 +15,14 @@ from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
 from workers.native.searched_rows import SearchedRows
+from workers.positions.chunks import Chunks
+from workers.positions.rotation import Rotation
+from workers.positions.seen_rows import SeenRows
+from workers.positions.tables import RotationTables
 from workers.retrieval.retriever import LAYER_STEP, Retriever
 from workers.retrieval.sampling import Ranks
 from workers.retrieval.step import RetrievalStep
-from workers.retrieval.weights import weigh_codes
+from workers.retrieval.weights import weigh_code_runs, weigh_codes
 
 CPU = Transfers(torch.device("cpu"))
 LAYERS = 3
@@ -28,7 +32,11 @@ NEAR, NOTHING = 1e-5, 1e-30
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a layer's step; sessions: rows and retrieved rows of each, None without retrieval."""
+    """Shape of a layer's step.
+
+    sessions: rows and retrieved rows of each, None without retrieval. chunks: of the model's positions, which
+    sessions of as many rows as its window are behind; None: none is.
+    """
 
     sessions: Sequence[tuple[int, int] | None]
     heads: int = 2
@@ -40,11 +48,14 @@ class Shape:
     shorter: bool = False
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    chunks: Chunks | None = None
 
 
 @st.composite
-def shapes(draw: st.DrawFn, rows: int = 700, sessions: int = 4, heads: int = 4) -> Shape:
-    """Any step, of so many rows, sessions and heads at most."""
+def shapes(
+    draw: st.DrawFn, rows: int = 700, sessions: int = 4, heads: int = 4, *, behind: bool = False
+) -> Shape:
+    """Any step, of so many rows, sessions and heads at most; behind: some are behind the window."""
     session = st.tuples(st.integers(1, rows), st.integers(1, 60))
     others = draw(st.lists(st.none() | session, max_size=sessions - 1))
     return Shape(
@@ -58,7 +69,13 @@ def shapes(draw: st.DrawFn, rows: int = 700, sessions: int = 4, heads: int = 4) 
         shorter=draw(st.booleans()),
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
         seed=draw(st.integers(0, 10_000)),
+        chunks=_draw_chunks(draw) if behind else None,
     )
+
+
+def _draw_chunks(draw: st.DrawFn) -> Chunks:
+    size = draw(st.integers(1, 100))
+    return Chunks(3 * size + draw(st.integers(0, 200)), size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +90,32 @@ class Made:
 
     def attend(self, native: NativeAttention | None) -> Tensor:
         """Output of the step."""
-        step = RetrievalStep(self.retrievers, CPU, native)
+        step = RetrievalStep(self.retrievers, CPU, native, self.seen)
         logits = Logits(self.shape.dim**-0.5)
         return step.attend(self.shape.layer, self.queries, self.rows, self.mask, logits)
 
     @property
     def searched(self) -> list[SearchedRows | None]:
         """Rows of the layer of each session."""
-        layer = self.shape.layer
-        return [None if each is None else each.searched_rows(layer) for each in self.retrievers]
+        layer, scale = self.shape.layer, self.shape.dim**-0.5
+        rows = [None if each is None else each.searched_rows(layer) for each in self.retrievers]
+        return [
+            each if each is None or seen is None else each.asked_by(queries, scale, seen)
+            for each, queries, seen in zip(rows, self.queries, self.seen, strict=True)
+        ]
+
+    @property
+    def seen(self) -> list[SeenRows | None]:
+        """How each session sees its rows."""
+        return [self._see(each) for each in self.retrievers]
+
+    def _see(self, retriever: Retriever | None) -> SeenRows | None:
+        chunks, dim = self.shape.chunks, self.shape.dim
+        length = 0 if retriever is None else retriever.copy.rows.length
+        if chunks is None or length < chunks.window:
+            return None
+        rotation = Rotation(tuple(0.5**pair for pair in range(dim // 2)))
+        return SeenRows(RotationTables([rotation] * LAYERS), chunks.find_segments(length))
 
     def draw(self, native: NativeAttention) -> Tensor:
         """Positions that the native code draws."""
@@ -135,10 +169,16 @@ def draws_differ(made: Made, index: int, drawn: Tensor) -> bool:
     retriever, shape = made.retrievers[index], made.shape
     assert retriever is not None
     active, scale = made.rows[2][index], shape.dim**-0.5
-    found, _ = retriever.search(shape.layer, made.queries[index], active, scale)
+    seen = made.seen[index]
+    found, _ = retriever.search(shape.layer, made.queries[index], active, scale, seen)
     codes = retriever.copy.scored_codes(shape.layer)
     assert codes is not None
-    weights = weigh_codes(made.queries[index].float() * scale, *codes)
+    queries = made.queries[index].float() * scale
+    if seen is None:
+        weights = weigh_codes(queries, *codes)
+    else:
+        asked = seen.turn_queries(shape.layer, queries)
+        weights = weigh_code_runs(asked, *codes, seen.split(0, retriever.copy.rows.length))
     newest = int(active.masked_fill(active == EMPTY, 0).max())
     rotation = newest + LAYER_STEP * shape.layer
     priorities = weights * Ranks().rotated(shape.heads, weights.shape[1], rotation)

@@ -66,16 +66,13 @@ class LongSessions:
             "Send less, or open a new session"
         )
 
-    def find_window(self, session: WorkerSession) -> int | None:
-        """Return where positions by chunks begin, of a session that goes on there."""
-        if self.chunks is None or not self.goes_on(session.config):
-            return None
-        return self.chunks.window
-
     def is_behind(self, session: WorkerSession) -> bool:
         """Return whether the session's next pass is behind the window."""
-        window = self.find_window(session)
-        return window is not None and session.length >= window
+        return (
+            self.chunks is not None
+            and self.goes_on(session.config)
+            and session.length >= self.chunks.window
+        )
 
     def view(self, session: WorkerSession) -> SeenRows | None:
         """Return how the session's next pass sees its rows; None: where they were computed."""

@@ -85,9 +85,8 @@ def open_host_copy(
     session = resident.session
     yield from wait_for_writes(engine, session)
     settings = resident.config.retrieval
-    window = engine.long_sessions.find_window(session)
     copy = session.host_copy or HostCopy(
-        engine.store.layout, settings, engine.native, window, engine.host_cache.codes
+        engine.store.layout, settings, engine.native, engine.host_cache.codes
     )
     with map_store_errors():
         source = source or engine.store

@@ -88,7 +88,9 @@ def prefill(
     ends = _find_boundaries(engine, resident, (beginning, len(token_ids) - decoded))
     logits = torch.empty(0)
     cuts = engine.long_sessions.find_cuts(resident.session, len(token_ids))
-    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, (*ends, *cuts, shared)):
+    for block in _split(
+        len(token_ids), engine.settings.block_tokens, decoded, (*ends, *cuts, shared)
+    ):
         wanted = _find_wanted(block, recorded) if keep_distribution else []
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)

@@ -94,6 +94,7 @@ void attend_one(const Call& call, int64_t session, int64_t head, float* scratch)
       call.group,
       call.dim,
       call.most,
+      false,
   };
   int32_t* drawn = call.drawn + index * (1 + call.most) + 1;
   if (call.counts) {  // a search alone

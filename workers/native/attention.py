@@ -19,6 +19,7 @@ from workers.native.searched import Searched
 from workers.native.searched_rows import SearchedRows
 from workers.parallel.alone import Alone
 from workers.parallel.group import Group
+from workers.positions.seen_rows import SeenRows
 
 # Numbers of searched keys that are worth a thread: starting one takes as long as scoring so many.
 _NUMBERS_PER_THREAD = 1 << 18
@@ -205,7 +206,7 @@ class NativeAttention:
         self._functions[queries.dtype](
             Call(
                 *(Heads.of(queries), *parts),
-                (Searched * batch)(*map(describe_searched, searched)),
+                (Searched * batch)(*map(describe_searched, searched, map(_get_seen, searched))),
                 *(rotation, self._rotations),
                 *(batch, heads, group, dim, active),
                 *(heads * self._processes.index, heads * self._processes.count),
@@ -224,10 +225,22 @@ def _is_dense(rows: Tensor) -> bool:
     return rows.stride(3) == 1 and (rows.shape[2] == 1 or rows.stride(2) == rows.shape[3])
 
 
-def describe_searched(searched: SearchedRows | None) -> Searched:
-    """Describe a session's rows of a layer for a call; None: there are none."""
-    if searched is None:
-        return Searched()
+def describe_searched(searched: SearchedRows | None, seen: SeenRows | None) -> Searched:
+    """Describe a session's rows of a layer for a call; None: there are none.
+
+    seen: how they are seen, and active ones, from behind the model's window.
+    """
+    described = Searched() if searched is None else _describe_rows(searched)
+    if seen is not None:
+        described.starts, described.shifts = seen.starts.data_ptr(), seen.shifts.data_ptr()
+        described.segments = seen.count
+    if searched is not None and searched.turned is not None:
+        described.turned = searched.turned.data_ptr()
+        described.segment_step, described.head_step = searched.turned.stride()[:2]
+    return described
+
+
+def _describe_rows(searched: SearchedRows) -> Searched:
     rows = searched.rows
     keys, values = find_parts(rows.layout, searched.layer)
     return Searched(
@@ -235,6 +248,10 @@ def describe_searched(searched: SearchedRows | None) -> Searched:
         *(searched.codes.data_ptr(), *find_codes(rows.layout, searched.layer)),
         *(searched.ranks.data_ptr(), rows.layout.page_tokens, rows.length, searched.count),
     )
+
+
+def _get_seen(searched: SearchedRows | None) -> SeenRows | None:
+    return None if searched is None else searched.seen
 
 
 def find_parts(layout: PageLayout, layer: int) -> tuple[int, int]:

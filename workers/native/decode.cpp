@@ -48,6 +48,7 @@ struct Step {
   int64_t layer_rotation;    // and those of a layer by so much from those of the one before
   const int64_t* tokens;     // [sessions]
   const int32_t* positions;  // [sessions]
+  const int32_t* places;     // at which the model computes the tokens, as positions
   const int64_t* starts;     // of each head's rows in the slots, [n_layers, sessions, heads]
   const int64_t* lengths;    // rows before the new one, as starts
   void* keys;                // of the slots, [rows, dim]
@@ -241,11 +242,18 @@ INLINE void gate(const float* gates, const float* through, int64_t n, float* out
 
 // Memory of a step that its threads share, and of each of them.
 struct Shared {
-  float *x, *cosines, *sines, *projected, *attended, *inner;
+  float *x, *cosines, *sines, *projected, *attended, *inner, *turns;
 };
 struct Own {
-  float *normed, *first, *second, *queries, *head;
+  float *normed, *first, *second, *queries, *turned, *head;
 };
+
+// Segments of the session that has most.
+INLINE int64_t most_segments(const Step& step) {
+  int64_t most = 0;
+  for (int64_t b = 0; b < step.sessions; ++b) most = std::max(most, step.stored[b].segments);
+  return most;
+}
 
 // A step as its threads compute it; `T`: numbers of rows.
 template <typename T>
@@ -260,7 +268,8 @@ class Decode {
                                {&shared_.sines, model_.rotated / 2},
                                {&shared_.projected, projected()},
                                {&shared_.attended, model_.heads * model_.group * model_.dim},
-                               {&shared_.inner, model_.inner}}) {
+                               {&shared_.inner, model_.inner},
+                               {&shared_.turns, most_segments(step) * model_.rotated}}) {
       *at = free;
       free += padded(batch * numbers);
     }
@@ -274,7 +283,7 @@ class Decode {
     const int64_t heads = model.heads * (model.group + 2) * model.dim;
     int64_t shared = 0;
     for (int64_t numbers : {model.hidden, model.rotated / 2, model.rotated / 2, heads,
-                            model.heads * model.group * model.dim, model.inner})
+                            model.heads * model.group * model.dim, model.inner, most_segments(step) * model.rotated})
       shared += padded(step.sessions * numbers);
     return shared + step.threads * count_own(step);
   }
@@ -301,7 +310,8 @@ class Decode {
       head = std::max(head, count_scratch(longest + 1, stored.rows ? stored.count : 0, stored.rows, model.group,
                                           model.dim));
     }
-    return padded(step.sessions * model.hidden) + 2 * piece(step) + padded(model.group * model.dim) + padded(head);
+    const int64_t queries = padded(model.group * model.dim);
+    return padded(step.sessions * model.hidden) + 2 * piece(step) + (1 + most_segments(step)) * queries + padded(head);
   }
 
   int64_t projected() const { return model_.heads * (model_.group + 2) * model_.dim; }
@@ -313,11 +323,17 @@ class Decode {
     own.first = own.normed + padded(step_.sessions * model_.hidden);
     own.second = own.first + piece(step_);
     own.queries = own.second + piece(step_);
-    own.head = own.queries + padded(model_.group * model_.dim);
+    own.turned = own.queries + padded(model_.group * model_.dim);
+    own.head = own.turned + most_segments(step_) * padded(model_.group * model_.dim);
     return own;
   }
 
-  // The token's embedding, and its position's angles.
+  // Cosines and sines by which a session's queries are turned against each segment's shift, [2, rotated / 2].
+  float* turns(int64_t session, int64_t segment) const {
+    return shared_.turns + (session * most_segments(step_) + segment) * model_.rotated;
+  }
+
+  // The token's embedding, and the angles of its place and of the segments that it sees.
   void begin(int64_t session) {
     const int64_t hidden = model_.hidden, half = model_.rotated / 2;
     const int64_t at = step_.tokens[session] * hidden;
@@ -326,9 +342,18 @@ class Decode {
       x[i] = model_.embedding.is_bfloat16 ? widen(((const uint16_t*)model_.embedding.numbers)[at + i])
                                           : ((const float*)model_.embedding.numbers)[at + i];
     for (int64_t i = 0; i < half; ++i) {
-      const float angle = float(step_.positions[session]) * model_.frequencies[i];
+      const float angle = float(step_.places[session]) * model_.frequencies[i];
       shared_.cosines[session * half + i] = std::cos(angle) * model_.rotary_scale;
       shared_.sines[session * half + i] = std::sin(angle) * model_.rotary_scale;
+    }
+    const Searched& stored = step_.stored[session];
+    for (int64_t segment = 0; segment < stored.segments; ++segment) {
+      float* turn = turns(session, segment);
+      for (int64_t i = 0; i < half; ++i) {
+        const double angle = -double(stored.shifts[segment]) * double(model_.frequencies[i]);
+        turn[i] = float(std::cos(angle));
+        turn[half + i] = float(std::sin(angle));
+      }
     }
   }
 
@@ -410,9 +435,12 @@ class Decode {
   // Normalizes a head's numbers, where the model does, and turns them to the session's position.
   void turn(int64_t session, const float* norm, float* numbers) {
     const int64_t half = model_.rotated / 2;
-    const float* cosines = shared_.cosines + session * half;
-    const float* sines = shared_.sines + session * half;
     if (norm) normalize(numbers, norm, model_.dim, model_.head_epsilon, numbers);
+    rotate(shared_.cosines + session * half, shared_.sines + session * half, numbers);
+  }
+
+  void rotate(const float* cosines, const float* sines, float* numbers) const {
+    const int64_t half = model_.rotated / 2;
     for (int64_t i = 0; i < half; ++i) {
       const float low = numbers[i], high = numbers[i + half];
       numbers[i] = low * cosines[i] - high * sines[i];
@@ -440,6 +468,7 @@ class Decode {
       mine.queries[i] = asked[i] * model_.scale;
     }
     Searched stored = step_.stored[session];
+    turn_queries(session, mine, stored);
     stored.keys += index * step_.layer_bytes;
     stored.values += index * step_.layer_bytes;
     stored.scales += index * heads * padded(stored.page_rows) * int64_t(sizeof(float));
@@ -458,11 +487,25 @@ class Decode {
         group,
         dim,
         most,
+        stored.segments > 0,
     };
     int32_t* drawn = step_.drawn + at * (1 + step_.most) + 1;
     float* attended = shared_.attended + (session * heads + head) * group * dim;
     drawn[-1] = int32_t(attend_head<T>(one, mine.queries, attended, drawn, mine.head));
     std::fill(drawn + most, drawn + step_.most, -1);
+  }
+
+  // Turns a head's queries to the segments of a session's rows.
+  void turn_queries(int64_t session, const Own& mine, Searched& stored) const {
+    const int64_t dim = model_.dim, numbers = model_.group * dim;
+    stored.turned = mine.turned;
+    stored.segment_step = numbers;
+    for (int64_t segment = 0; segment < stored.segments; ++segment) {
+      float* turned = mine.turned + segment * numbers;
+      const float* turn = turns(session, segment);
+      std::copy(mine.queries, mine.queries + numbers, turned);
+      for (int64_t g = 0; g < model_.group; ++g) rotate(turn, turn + model_.rotated / 2, turned + g * dim);
+    }
   }
 
   void append(const float* numbers, T* row, T* copy) {

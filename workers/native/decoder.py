@@ -15,6 +15,7 @@ from workers.native.searched import Searched
 from workers.native.searched_rows import SearchedRows
 from workers.native.step import Step
 from workers.native.weight import Weight
+from workers.positions.placement import Placement
 
 # Numbers of weights and keys that are worth a thread: starting one takes as long as reading so many.
 _NUMBERS_PER_THREAD = 1 << 19
@@ -93,6 +94,7 @@ class NativeDecoder:
         positions: Tensor,
         slots: Slots,
         searched: Sequence[SearchedRows | None],
+        placement: Placement | None = None,
         *,
         observed: bool = False,
     ) -> Decoded:
@@ -100,7 +102,8 @@ class NativeDecoder:
 
         token_ids: int64 `[B]`; positions: int32 `[B]`, after those of all of the session's rows.
         searched: rows of each session's first layer, which has those of all; None for a session that
-        retrieves nothing. observed: queries are returned.
+        retrieves nothing. placement: of a pass with sessions behind the model's window. observed: queries are
+        returned.
         """
         weights, batch = self._weights, len(searched)
         n_layers, heads = len(weights.layers), weights.n_kv_heads
@@ -117,12 +120,14 @@ class NativeDecoder:
         starts, lengths = slots.control
         layouts = (each.rows.layout for each in searched if each is not None)
         layer_bytes = next((find_parts(each, 1)[0] for each in layouts), 0)
+        places = positions if placement is None else placement.query_positions.flatten()
+        seen = [None] * batch if placement is None else placement.seen
         step = Step(
             ctypes.pointer(self._model),
-            (Searched * batch)(*map(describe_searched, searched)),
+            (Searched * batch)(*map(describe_searched, searched, seen)),
             layer_bytes,
             *self._rotations,
-            *(each.data_ptr() for each in (token_ids, positions, starts, lengths)),
+            *(each.data_ptr() for each in (token_ids, positions, places, starts, lengths)),
             *(each.data_ptr() for each in (slots.keys, slots.values, slots.positions, out.rows)),
             None if out.queries is None else out.queries.data_ptr(),
             *(out.logits.data_ptr(), out.drawn.data_ptr()),

@@ -31,6 +31,11 @@ struct Searched {
   int64_t page_rows;         // rows of a head in a page
   int64_t rows;              // that can be drawn; 0: none
   int64_t count;             // that are drawn at most
+  const int64_t* starts;     // first rows of segments, ascending from 0
+  const int64_t* shifts;     // is added to the positions that a segment's rows were computed at, to where they are seen
+  int64_t segments;          // 0: all rows are seen where they were computed
+  const float* turned;       // queries to the rows of each segment, scaled: [group, dim], in steps of so many numbers
+  int64_t segment_step, head_step;
 
   // Row of a head; `part`: `keys` or `values`.
   template <typename T>
@@ -63,6 +68,7 @@ struct Head {
   int64_t index;       // of the head in the session
   int64_t active, group, dim;
   int64_t most;  // rows that are drawn at most
+  bool turns;    // active keys are as they were computed, and seen by segments as stored ones
 };
 
 // Logits of four rows for Q queries.
@@ -172,22 +178,44 @@ INLINE void score_codes(const uint8_t* codes, const float* scales, int64_t n, in
   }
 }
 
-// Logits [group, stride] of the codes of all stored rows. A page's codes are fetched while those of the one before it
-// are scored: pages lie anywhere, and no CPU guesses where the next one is.
-INLINE void score_stored(const Searched& stored, int64_t head, int64_t dim, int64_t group, const Asked& asked,
-                         float* logits, int64_t stride) {
+// Consecutive rows, and the queries that ask them.
+struct Segment {
+  int64_t first, last;
+  const float* queries;  // [group, dim]
+};
+
+INLINE int64_t count_segments(const Searched& stored) { return std::max<int64_t>(1, stored.segments); }
+
+// Segment of a head's rows; `queries`: to all rows, where there are no segments.
+template <typename T>
+INLINE Segment get_segment(const Head<T>& head, int64_t index, const float* queries) {
+  const Searched& stored = *head.stored;
+  constexpr int64_t END = std::numeric_limits<int64_t>::max();
+  if (!stored.segments) return {0, END, queries};
+  return {stored.starts[index], index + 1 < stored.segments ? stored.starts[index + 1] : END,
+          stored.turned + index * stored.segment_step + head.index * stored.head_step};
+}
+
+// Logits [group, stride] of the codes of the stored rows from `first` to `last`, and of some of those just before. A
+// page's codes are fetched while those of the one before it are scored: pages lie anywhere, and no CPU guesses where
+// the next one is.
+INLINE void score_stored(const Searched& stored, int64_t first, int64_t last, int64_t head, int64_t dim, int64_t group,
+                         const Asked& asked, float* logits, int64_t stride) {
   const int64_t quads = count_quads(dim);
-  for (int64_t first = 0, after; first < stored.rows; first = after) {
-    after = std::min(stored.rows, first + stored.page_rows);
-    const uint8_t* codes = stored.codes_at(head, first, dim);
-    const float* scales = stored.scales_at(head, first);
-    if (after < stored.rows) fetch<true>(stored.codes_at(head, after, dim), padded(stored.page_rows) * quads * 4);
+  for (int64_t at = first, after; at < last; at = after) {
+    const int64_t page = at / stored.page_rows * stored.page_rows, skipped = (at - page) / LANES * LANES;
+    after = std::min(last, page + stored.page_rows);
+    const uint8_t* codes = stored.codes_at(head, at, dim) + skipped * quads * 4;
+    const float* scales = stored.scales_at(head, at) + skipped;
+    if (after < last) fetch<true>(stored.codes_at(head, after, dim), padded(stored.page_rows) * quads * 4);
+    const int64_t n = after - page - skipped;
+    float* into = logits + page + skipped;
     for (int64_t q = 0; q < group;) {
       switch (group - q) {
-        case 1: score_codes<1>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 1; break;
-        case 2: score_codes<2>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 2; break;
-        case 3: score_codes<3>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 3; break;
-        default: score_codes<4>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 4;
+        case 1: score_codes<1>(codes, scales, n, quads, asked, q, into, stride); q += 1; break;
+        case 2: score_codes<2>(codes, scales, n, quads, asked, q, into, stride); q += 2; break;
+        case 3: score_codes<3>(codes, scales, n, quads, asked, q, into, stride); q += 3; break;
+        default: score_codes<4>(codes, scales, n, quads, asked, q, into, stride); q += 4;
       }
     }
   }
@@ -326,8 +354,13 @@ INLINE int64_t search(const Head<T>& head, const float* queries, float* logits, 
   const int64_t stride = padded(stored.rows);
   float* weights = logits + head.group * stride;
   float* priorities = weights + stride;
-  const Asked asked = encode_queries(queries, head.group, head.dim, priorities + stride);
-  score_stored(stored, head.index, head.dim, head.group, asked, logits, stride);
+  for (int64_t index = count_segments(stored) - 1; index >= 0; --index) {  // each sets some logits of the one before
+    const Segment some = get_segment(head, index, queries);
+    if (some.first >= stored.rows) continue;
+    const Asked asked = encode_queries(some.queries, head.group, head.dim, priorities + stride);
+    score_stored(stored, some.first, std::min(some.last, stored.rows), head.index, head.dim, head.group, asked, logits,
+                 stride);
+  }
   close_rows(logits, stored.rows, head.group, stride);
   weigh(logits, head.group, stride, priorities, weights);
   for (int64_t i = 0; i < head.active; ++i)
@@ -336,31 +369,51 @@ INLINE int64_t search(const Head<T>& head, const float* queries, float* logits, 
   return draw(weights, priorities, stored.rows, stored.count, drawn, counts, logits);
 }
 
-// Logits [group, stride] of the keys of drawn rows; stride: a multiple of 4.
+// Logits [group, stride] of n rows that lie anywhere; `key(j)`, `position(j)`: of one.
+template <typename T, typename Key, typename Position>
+INLINE void score_apart(const Head<T>& head, int64_t n, Key key, Position position, const float* queries, float* logits,
+                        int64_t stride) {
+  Segment some{};
+  const auto is_in = [&](int64_t j) { return position(j) >= some.first && position(j) < some.last; };
+  for (int64_t j = 0, after; j < n; j = after) {
+    for (int64_t index = 0; !is_in(j); ++index) some = get_segment(head, index, queries);
+    for (after = j + 1; after < std::min(n, j + 4) && is_in(after);) ++after;
+    const T* rows[4];
+    for (int64_t r = 0; r < 4; ++r) {
+      rows[r] = key(std::min(j + r, after - 1));
+      fetch<false>(key(std::min(j + r + 8, n - 1)), head.dim);
+    }
+    for (int64_t q = 0, asked; q < head.group; q += asked) {
+      const float* query = some.queries + q * head.dim;
+      float four[3][4];
+      switch (head.group - q) {  // as in `score`
+        case 1: score_rows<1>(rows, head.dim, query, *four, 4); asked = 1; break;
+        case 2:
+        case 4: score_rows<2>(rows, head.dim, query, *four, 4); asked = 2; break;
+        default: score_rows<3>(rows, head.dim, query, *four, 4); asked = 3;
+      }
+      for (int64_t i = 0; i < asked; ++i) std::copy(four[i], four[i] + (after - j), logits + (q + i) * stride + j);
+    }
+  }
+}
+
+// Logits [group, stride] of the keys of drawn rows.
 template <typename T>
 INLINE void score_drawn(const Head<T>& head, const int32_t* drawn, int64_t made, const float* queries, float* logits,
                         int64_t stride) {
   const Searched& stored = *head.stored;
-  const auto key = [&](int64_t j) {
-    return stored.at<T>(stored.keys, head.index, drawn[std::min(j, made - 1)], head.dim);
-  };
-  for (int64_t j = 0; j < made; j += 4) {
-    const T* rows[4];
-    for (int64_t r = 0; r < 4; ++r) {
-      rows[r] = key(j + r);
-      fetch<false>(key(j + r + 8), head.dim);
-    }
-    for (int64_t q = 0; q < head.group;) {
-      const float* asked = queries + q * head.dim;
-      float* into = logits + q * stride + j;
-      switch (head.group - q) {  // as in `score`
-        case 1: score_rows<1>(rows, head.dim, asked, into, stride); q += 1; break;
-        case 2:
-        case 4: score_rows<2>(rows, head.dim, asked, into, stride); q += 2; break;
-        default: score_rows<3>(rows, head.dim, asked, into, stride); q += 3;
-      }
-    }
-  }
+  score_apart(
+      head, made, [&](int64_t j) { return stored.at<T>(stored.keys, head.index, drawn[j], head.dim); },
+      [&](int64_t j) { return drawn[j]; }, queries, logits, stride);
+}
+
+// Logits [group, stride] of the keys of active rows.
+template <typename T>
+INLINE void score_active(const Head<T>& head, const float* queries, float* logits, int64_t stride) {
+  if (!head.turns) return score(head.keys, head.active, head.dim, queries, head.group, logits, stride);
+  score_apart(
+      head, head.active, [&](int64_t j) { return head.keys + j * head.dim; },
+      [&](int64_t j) { return head.positions[j]; }, queries, logits, stride);
 }
 
 // Adds N rows of values, each times its weight, to sums [group, dim].
@@ -409,7 +462,7 @@ int64_t attend_head(const Head<T>& head, const float* queries, float* sums, int3
   const int64_t width = padded(made);
   score_drawn(head, drawn, made, queries, logits, width);
   std::fill(drawn + made, drawn + head.most, -1);
-  score(head.keys, active, dim, queries, group, joint, most);
+  score_active(head, queries, joint, most);
   close_rows(joint, active, group, most);
   std::fill(sums, sums + group * dim, 0.f);
   for (int64_t q = 0; q < group; ++q) {

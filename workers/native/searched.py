@@ -18,4 +18,10 @@ class Searched(ctypes.Structure):
         ("page_rows", ctypes.c_int64),
         ("rows", ctypes.c_int64),
         ("count", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
+        ("shifts", ctypes.c_void_p),
+        ("segments", ctypes.c_int64),
+        ("turned", ctypes.c_void_p),
+        ("segment_step", ctypes.c_int64),
+        ("head_step", ctypes.c_int64),
     ]

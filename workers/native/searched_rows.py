@@ -1,10 +1,11 @@
 """Searched rows of a session that a step may draw."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from kvstore.index.paged_rows import PagedRows
+from workers.positions.seen_rows import SeenRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +20,9 @@ class SearchedRows:
         ranks: Ranks of the positions, and of those that a rotation adds, float32, see
             `workers.retrieval.sampling.Ranks`.
         count: Rows per KV head that are drawn at most, 1 or more.
+        seen: Of a session behind the model's window: how its queries see the rows.
+        turned: Theirs to each segment of rows, scaled, contiguous float32 `[segments, n_kv_heads, group,
+            head_dim]`; None: all rows are asked alike.
     """
 
     rows: PagedRows
@@ -26,3 +30,10 @@ class SearchedRows:
     codes: Tensor
     ranks: Tensor
     count: int
+    seen: SeenRows | None = None
+    turned: Tensor | None = None
+
+    def asked_by(self, queries: Tensor, scale: float, seen: SeenRows) -> "SearchedRows":
+        """Let the rows be asked from behind the model's window; queries: `[n_kv_heads, group, head_dim]`."""
+        turned = seen.turn_queries(self.layer, queries.float() * scale).contiguous()
+        return replace(self, seen=seen, turned=turned)

@@ -18,6 +18,7 @@ class Step(ctypes.Structure):
         ("layer_rotation", ctypes.c_int64),
         ("tokens", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
         ("lengths", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),

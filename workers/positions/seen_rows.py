@@ -15,6 +15,10 @@ class SeenRows:
 
     Stored keys stay as they were computed. What is compared with few queries is not turned either: the
     queries are, against the shift, once for each segment.
+
+    Attributes:
+        starts: First row of each segment, int64 `[segments]`, on the host.
+        shifts: What is added to the positions at which each one's rows were computed, as `starts`.
     """
 
     def __init__(self, tables: RotationTables, segments: Sequence[Segment]) -> None:
@@ -22,6 +26,7 @@ class SeenRows:
         self._tables = tables
         self._starts = tuple(segment.start for segment in segments)
         self._shifts = tuple(segment.shift for segment in segments)
+        self.starts, self.shifts = torch.tensor(self._starts), torch.tensor(self._shifts)
         self._against = tuple(-shift for shift in self._shifts)
         self._later: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 

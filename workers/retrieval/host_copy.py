@@ -35,12 +35,11 @@ class HostCopy:
         layout: PageLayout,
         settings: Retrieval | None,
         native: NativeAttention | None = None,
-        window: int | None = None,
         shared_codes: SharedCodes | None = None,
     ) -> None:
         """Begin without rows; settings: of the index; None: there is none, however many rows.
 
-        window: of the model, behind which torch searches; None: nowhere. shared_codes: of other sessions.
+        shared_codes: of other sessions.
         """
         self.layout = layout
         self.rows = PagedRows(layout)
@@ -51,7 +50,6 @@ class HostCopy:
         self.taken = 0
         self._settings = settings
         self._ids: list[PageId | None] = []
-        self._window = window
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
         self._searched_by_torch = settings is not None and not encodes
         self._joined = dict[int, tuple[Tensor, Tensor]]()
@@ -77,7 +75,7 @@ class HostCopy:
         """Most bytes beside the pages of so many rows, and their codes."""
         if self._settings is None:
             return 0
-        joined = self.layout.row_bytes * length * self._is_joined(length)
+        joined = self.layout.row_bytes * length * self._searched_by_torch
         pages = -(-length // self.layout.page_tokens)
         if self._searched_by_torch and self.codes_keys(length):
             joined += pages * code_bytes(self.layout) * torch.float32.itemsize
@@ -86,13 +84,12 @@ class HostCopy:
     def codes_keys(self, length: int) -> bool:
         """True if a search of so many rows scores all of them, by codes of the keys.
 
-        What is taken for its weight alone, and not by chance, is scored by the keys themselves, and so is what
-        is seen from behind the window.
+        What is taken for its weight alone, and not by chance, is scored by the keys themselves.
         """
         return (
             self._settings is not None
-            and self._may_code(length)
-            and create_index(self._settings, length) is None
+            and self._draws
+            and create_index(self._settings, self.layout, length) is None
         )
 
     def keep(self, ids: Sequence[PageId | None], length: int) -> None:
@@ -133,13 +130,15 @@ class HostCopy:
         """Encode the keys, or index them, if the settings say so for so many rows; yields in between."""
         if self._settings is None:
             return
-        if create_index(self._settings, self.rows.length) is None:
+        if create_index(self._settings, self.layout, self.rows.length) is None:
             self._indexes = [None] * self.layout.n_layers
             if self.codes_keys(self.rows.length):
                 yield from self._encode()
             return
         for layer in range(len(self._indexes)):
-            index = self._indexes[layer] or create_index(self._settings, self.rows.length)
+            index = self._indexes[layer] or create_index(
+                self._settings, self.layout, self.rows.length
+            )
             assert index is not None, "of so many rows"
             index.extend(self.keys(layer))
             self._indexes[layer] = index
@@ -147,8 +146,7 @@ class HostCopy:
 
     def keys(self, layer: int) -> Tensor:
         """Join a layer's keys, `[n_kv_heads, n, head_dim]`."""
-        joined = self._is_joined(self.rows.length)
-        return self._join(layer)[0] if joined else self.rows.keys(layer)
+        return self._join(layer)[0] if self._searched_by_torch else self.rows.keys(layer)
 
     def scored_codes(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Codes of a layer's keys `[n_kv_heads, n, head_dim]`, and their scales `[n_kv_heads, n]`.
@@ -199,11 +197,7 @@ class HostCopy:
     def is_coded(self) -> bool:
         """True if a search scores every row by the codes of the keys: those of all pages are there."""
         # Asked for each layer of a step, so no index is created for the answer.
-        return (
-            self._may_code(self.rows.length)
-            and self._indexes[0] is None
-            and len(self.codes) == self.pages
-        )
+        return self._draws and self._indexes[0] is None and len(self.codes) == self.pages
 
     def candidates(self, layer: int, queries: Tensor) -> Tensor | None:
         """Find the rows of a layer that its queries may attend to most, by a tree; None: every row.
@@ -221,10 +215,10 @@ class HostCopy:
         index = self._indexes[layer]
         return index if isinstance(index, KeySummaries) else None
 
-    def _may_code(self, length: int) -> bool:
-        """True if codes may stand for the keys of so many rows, where all are scored."""
-        draws = self._settings is not None and self._settings.choice == "sample"
-        return draws and (self._window is None or length < self._window)
+    @property
+    def _draws(self) -> bool:
+        """True if rows are taken by chance: codes may stand for the keys, where all are scored."""
+        return self._settings is not None and self._settings.choice == "sample"
 
     def _encode(self) -> Iterator[None]:
         """Encode the keys of the pages that have no codes."""
@@ -232,12 +226,6 @@ class HostCopy:
             pages = slice(first, first + _PAGES_AT_ONCE)
             self.codes.append(self._ids[pages], self.rows.pages[pages])
             yield None
-
-    def _is_joined(self, length: int) -> bool:
-        """True if torch searches so many rows, and joins them once instead of with each step."""
-        if self._searched_by_torch or self._settings is None or self._window is None:
-            return self._searched_by_torch
-        return length >= self._window and create_index(self._settings, length) is None
 
     def _join(self, layer: int) -> tuple[Tensor, Tensor]:
         """Join a layer's rows for torch, which reads them with each step, and keep them."""

@@ -18,7 +18,7 @@ from workers.positions.seen_rows import SeenRows
 from workers.retrieval.descent import descend
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.sampling import Ranks, draw, take_best
-from workers.retrieval.weights import weigh, weigh_codes, weigh_runs
+from workers.retrieval.weights import weigh, weigh_code_runs, weigh_codes, weigh_runs
 
 LAYER_STEP = 37
 """Positions that the ranks of a layer are rotated from those of the one before."""
@@ -153,13 +153,10 @@ class Retriever:
     ) -> tuple[Tensor, Tensor]:
         """Search in native code, where there is some for the search; see `search`."""
         native, searched = self.copy.native, self.searched_rows(layer)
-        if (
-            native is None
-            or searched is None
-            or seen is not None
-            or searched.rows.layout.dtype not in native.dtypes
-        ):
+        if native is None or searched is None or searched.rows.layout.dtype not in native.dtypes:
             return self.search(layer, queries, active, scale, seen)
+        if seen is not None:
+            searched = searched.asked_by(queries, scale, seen)
         rotation = LAYER_STEP * layer
         return native.draw(queries, active, searched, rotation=rotation, scale=scale)
 
@@ -207,10 +204,14 @@ class Retriever:
 
     def _weigh(self, layer: int, asked: Tensor, seen: SeenRows | None) -> Tensor:
         """Weigh all rows of a layer; asked: as `_narrow`."""
-        if seen is not None:
-            return weigh_runs(asked, self.copy.keys(layer), seen.split(0, self.copy.rows.length))
         codes = self.copy.scored_codes(layer)
-        return weigh(asked, self.copy.keys(layer)) if codes is None else weigh_codes(asked, *codes)
+        if seen is None:
+            keys = self.copy.keys
+            return weigh(asked, keys(layer)) if codes is None else weigh_codes(asked, *codes)
+        sizes = seen.split(0, self.copy.rows.length)
+        if codes is None:
+            return weigh_runs(asked, self.copy.keys(layer), sizes)
+        return weigh_code_runs(asked, *codes, sizes)
 
     def _narrow(
         self, layer: int, asked: Tensor, rotation: int, seen: SeenRows | None

@@ -36,7 +36,7 @@ class RetrievalStep:
         """
         self.retrievers = tuple(retrievers)
         self._transfers = transfers
-        self._native = native if seen is None else None
+        self._native = native
         self._seen = [None] * len(self.retrievers) if seen is None else list(seen)
         self._before = self._sum()
 
@@ -80,6 +80,10 @@ class RetrievalStep:
             keys, values, mask = self.extend(layer, queries, rows, mask, logits)
             return attend(queries, keys, values, mask, logits)
         started = time.perf_counter()
+        searched = [
+            each if each is None or seen is None else each.asked_by(own, logits.scale, seen)
+            for each, own, seen in zip(searched, queries, self._seen, strict=True)
+        ]
         turned = LAYER_STEP * layer
         out, drawn = native.attend(
             queries, rows, mask, searched, rotation=turned, scale=logits.scale

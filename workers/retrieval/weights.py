@@ -21,10 +21,7 @@ def weigh(queries: Tensor, keys: Tensor, raised: Tensor | None = None) -> Tensor
 
 def weigh_codes(queries: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """Weigh keys by their codes `[n_kv_heads, n, d]`, each times its scale `[n_kv_heads, n]`, as `weigh`."""
-    asked, asked_scales = encode_queries(queries.float())
-    # Whole numbers, and exact as such in float32.
-    products = (codes @ asked.mT).mT
-    return _share(products * scales[:, None] * asked_scales[..., None])
+    return _share(_compare_codes(queries, codes, scales))
 
 
 def weigh_runs(asked: Tensor, keys: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -34,6 +31,14 @@ def weigh_runs(asked: Tensor, keys: Tensor, sizes: Sequence[int]) -> Tensor:
     """
     runs = zip(asked, torch.split(keys, list(sizes), 1), strict=True)
     logits = [_compare(queries, run) for queries, run in runs if run.shape[1]]
+    return _share(torch.cat(logits, -1))
+
+
+def weigh_code_runs(asked: Tensor, codes: Tensor, scales: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Weigh keys by their codes, as `weigh_codes`, that are runs as those of `weigh_runs`."""
+    parts = (torch.split(each, list(sizes), 1) for each in (codes, scales))
+    runs = zip(asked, *parts, strict=True)
+    logits = [_compare_codes(*run) for run in runs if run[1].shape[1]]
     return _share(torch.cat(logits, -1))
 
 
@@ -54,6 +59,14 @@ def _share(logits: Tensor, raised: Tensor | None = None) -> Tensor:
     if raised is not None:
         logits = logits + raised[:, None]
     return logits.softmax(-1).mean(1)
+
+
+def _compare_codes(queries: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """Logits of keys for scaled queries by their codes, float32 `[n_kv_heads, group, n]`."""
+    asked, asked_scales = encode_queries(queries.float())
+    # Whole numbers, and exact as such in float32.
+    products = (codes @ asked.mT).mT
+    return products * scales[:, None] * asked_scales[..., None]
 
 
 def _compare(queries: Tensor, keys: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class RetrievalSettings:
         Field(
             description="exact: every stored row is scored; summaries: those that a descent through "
             "means and variances of the keys comes to; tree: those of a DCI-tree's best nodes, as in "
-            "the paper; auto: exact up to 32,768 rows per head, then summaries."
+            "the paper; auto: exact up to 33.5 million numbers of a layer's keys, then summaries."
         ),
     ] = "auto"
 

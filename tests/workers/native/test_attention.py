@@ -44,6 +44,13 @@ def test_a_step_draws_the_rows_that_torch_does_and_says_the_same(
     check(shape, native)
 
 
+@given(shape=shapes(behind=True))
+def test_a_step_behind_the_window_draws_the_rows_that_torch_does_and_says_the_same(
+    shape: Shape, native: NativeAttention
+) -> None:
+    check(shape, native)
+
+
 CAPABILITIES = {"baseline": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
 
 
@@ -192,7 +199,7 @@ def test_latents_are_keys_and_values_at_once(native: NativeAttention) -> None:
     torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
 
 
-@given(shape=shapes())
+@given(shape=shapes() | shapes(behind=True))
 def test_a_draw_without_attention_is_the_same_one(shape: Shape, native: NativeAttention) -> None:
     """For queries of a GPU, and for logits that are more than products."""
     made, reference = make(shape), make(shape, torch.float32)
@@ -202,7 +209,7 @@ def test_a_draw_without_attention_is_the_same_one(shape: Shape, native: NativeAt
     ):
         if retriever is None or beside is None:
             continue
-        searched = retriever.searched_rows(shape.layer)
+        searched, seen = made.searched[index], made.seen[index]
         assert searched is not None
         positions, bias = native.draw(
             made.queries[index],
@@ -216,7 +223,7 @@ def test_a_draw_without_attention_is_the_same_one(shape: Shape, native: NativeAt
         if draws_differ(reference, index, positions):
             continue
         found, expected = beside.search(
-            shape.layer, reference.queries[index], made.rows[2][index], shape.dim**-0.5
+            shape.layer, reference.queries[index], made.rows[2][index], shape.dim**-0.5, seen
         )
         for head in range(shape.heads):
             mine, theirs = (

@@ -24,6 +24,7 @@ from workers.retrieval.retriever import Retriever
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, DIM = 2, 3, 8
+MOST_EXACT = (1 << 25) // (HEADS * DIM)
 LAYOUT = PageLayout(
     n_layers=1, n_kv_heads=HEADS, head_dim=DIM, dtype=torch.float32, fingerprint="m"
 )
@@ -201,8 +202,8 @@ def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one(
 @pytest.mark.parametrize(
     ("index", "rows", "made"),
     [
-        ("auto", 32_768, type(None)),
-        ("auto", 32_769, KeySummaries),
+        ("auto", MOST_EXACT, type(None)),
+        ("auto", MOST_EXACT + 1, KeySummaries),
         ("summaries", 8, KeySummaries),
         ("exact", 10**6, type(None)),
         ("tree", 1, DciTree),
@@ -212,7 +213,7 @@ def test_long_sessions_are_summarised_and_those_that_ask_for_it(
     index: str, rows: int, made: type
 ) -> None:
     settings = TypeAdapter(Retrieval).validate_python({"index": index})
-    assert isinstance(create_index(settings, rows), made)
+    assert isinstance(create_index(settings, LAYOUT, rows), made)
     assert (index_bytes(settings, LAYOUT, rows) > 0) == (made is not type(None))
 
 

@@ -28,8 +28,9 @@ def make(keys: Tensor, count: int, **settings: str) -> Retriever:
     return made
 
 
-@pytest.mark.parametrize("choice", ["best", "sample"])
-@pytest.mark.parametrize("index", ["exact", "tree"])
+@pytest.mark.parametrize(
+    ("index", "choice"), [("exact", "best"), ("tree", "best"), ("tree", "sample")]
+)
 def test_a_search_finds_what_it_finds_among_turned_keys(index: str, choice: str) -> None:
     """Of a tree's candidates, too, which hold what the queries of any segment come to."""
     random = torch.Generator().manual_seed(2)

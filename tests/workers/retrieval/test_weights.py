@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workers.retrieval import weights as weights_module
-from workers.retrieval.weights import weigh
+from workers.retrieval.weights import weigh, weigh_code_runs
 
 
 @pytest.mark.parametrize("instructions", [True, False])
@@ -32,3 +32,17 @@ def test_a_raised_key_weighs_as_several_and_one_raised_by_minus_infinity_nothing
     torch.testing.assert_close(weights[:, 1], repeated[:, 1:4].sum(1))
     torch.testing.assert_close(weights[:, [0, 2, 3]], repeated[:, [0, 4, 5]])
     assert weights[:, 4].tolist() == [0, 0]
+
+
+def test_codes_of_each_run_are_weighed_by_its_own_queries() -> None:
+    random = torch.Generator().manual_seed(3)
+    asked = torch.randn(4, 2, 3, 8, generator=random)
+    codes = torch.randint(-63, 64, (2, 10, 8), generator=random).float()
+    scales = torch.rand(2, 10, generator=random)
+    sizes = [3, 0, 5, 2]
+    run_of_row = [0, 0, 0, 2, 2, 2, 2, 2, 3, 3]
+    steps = asked.abs().amax(-1, keepdim=True) / 127
+    queries = ((asked / steps).round() * steps)[run_of_row]
+    keys = codes * scales[..., None]
+    expected = torch.einsum("nhgd,hnd->hgn", queries, keys).softmax(-1).mean(1)
+    torch.testing.assert_close(weigh_code_runs(asked, codes, scales, sizes), expected)

@@ -39,14 +39,12 @@ class Decoder:
     def takes(self, step: ForwardStep) -> bool:
         """True for a pass that it computes: all others are torch's.
 
-        A pass of one token, of attention to active rows and to those that are drawn of all stored ones, in
-        sessions within the model's window.
+        A pass of one token, of attention to active rows and to those that are drawn of all stored ones.
         """
         retrieval = step.retrieval
         return (
             step.query_positions.shape[1] == 1
             and step.block_attention is None
-            and step.placement is None
             and not step.static
             and (
                 retrieval is None
@@ -68,6 +66,7 @@ class Decoder:
             step.query_positions.flatten(),
             Slots(memory.keys, memory.values, memory.positions, step.control),
             [None] * len(token_ids) if searched is None else searched,
+            step.placement,
             observed=step.observe > 0,
         )
         if retrieval is not None:

@@ -21,6 +21,10 @@ from workers.cache.transfers import Transfers
 from workers.model.decoding.decoder import Decoder, build_decoder
 from workers.model.loader import LoadedModel, load_model
 from workers.native.library import LEVELS, open_library
+from workers.positions.chunks import Chunks
+from workers.positions.placement import Placement
+from workers.positions.seen_rows import SeenRows
+from workers.positions.tables import RotationTables
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.step import RetrievalStep
 
@@ -47,11 +51,15 @@ class Held:
 
 @dataclass(eq=False)
 class Sessions:
-    """Sessions in slots of their own, and the passes over them."""
+    """Sessions in slots of their own, and the passes over them.
+
+    `chunks`: of positions behind a window, shorter than the model's; None: no session is behind it.
+    """
 
     model: LoadedModel
     held: Sequence[Held]
     seed: int = 0
+    chunks: Chunks | None = None
     caches: Caches = field(init=False)
     retrievers: list[Retriever | None] = field(init=False)
     lengths: Tensor = field(init=False)
@@ -97,9 +105,25 @@ class Sessions:
         """The pass after `number` others."""
         positions = self.lengths[:, None] + number
         step = self.caches.begin(range(len(self.held)), positions, observe)
+        seen = self._place(step, positions.flatten().tolist())
         if any(self.retrievers):
-            step.retrieval = RetrievalStep(self.retrievers, CPU)
+            step.retrieval = RetrievalStep(self.retrievers, CPU, None, seen)
         return step
+
+    def _place(self, step: ForwardStep, positions: Sequence[int]) -> list[SeenRows | None]:
+        """Place a pass behind the window; returns how its sessions see their rows."""
+        chunks = self.chunks
+        if chunks is None:
+            return [None] * len(positions)
+        tables = RotationTables([self.model.rotations[i] for i in self.model.plan.rows])
+        seen = [
+            SeenRows(tables, chunks.find_segments(at)) if at >= chunks.window else None
+            for at in positions
+        ]
+        if any(seen):
+            places = torch.tensor([[chunks.place(at)] for at in positions], dtype=torch.int32)
+            step.placement = Placement(places, seen)
+        return seen
 
     @torch.inference_mode()
     def run(self, by: Decoder | LoadedModel, observe: int = 1) -> list[Tensor]:
@@ -116,10 +140,16 @@ class Sessions:
         return found
 
 
-def check(model: LoadedModel, decoder: Decoder, held: Sequence[Held], seed: int = 0) -> None:
+def check(
+    model: LoadedModel,
+    decoder: Decoder,
+    held: Sequence[Held],
+    seed: int = 0,
+    chunks: Chunks | None = None,
+) -> None:
     """Compare a decoder with the model's own layers."""
-    expected = Sessions(model, held, seed)
-    mine = Sessions(model, held, seed)
+    expected = Sessions(model, held, seed, chunks)
+    mine = Sessions(model, held, seed, chunks)
     for found, wanted in zip(mine.run(decoder), expected.run(model), strict=True):
         assert found.dtype == wanted.dtype
         deviation = float(wanted.float().std()) if wanted.numel() > 1 else 1.0
@@ -154,6 +184,26 @@ def test_a_step_is_that_of_the_models_own_layers(
     check(loaded(family), decoder(family), held, seed)
 
 
+@given(
+    held=sessions(),
+    family=st.sampled_from(FAMILIES),
+    seed=st.integers(0, 1000),
+    size=st.integers(1, 15),
+    more=st.integers(0, 9),
+)
+def test_a_step_behind_the_window_is_that_of_the_models_own_layers(
+    held: list[Held],
+    family: str,
+    seed: int,
+    size: int,
+    more: int,
+    loaded: Callable[[str], LoadedModel],
+    decoder: Callable[[str], Decoder],
+) -> None:
+    check(loaded(family), decoder(family), held, seed, Chunks(3 * size + more, size))
+
+
+CHUNKS = Chunks(60, 16)
 MIXED = [
     Held(30, stored=2000, count=48),
     Held(7),
@@ -163,25 +213,33 @@ MIXED = [
 ]
 
 
+@pytest.mark.parametrize("chunks", [None, CHUNKS], ids=["within", "behind"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_are_drawn_as_the_torch_code_draws_them(
-    family: str, loaded: Callable[[str], LoadedModel], decoder: Callable[[str], Decoder]
+    family: str,
+    chunks: Chunks | None,
+    loaded: Callable[[str], LoadedModel],
+    decoder: Callable[[str], Decoder],
 ) -> None:
-    check(loaded(family), decoder(family), MIXED)
+    check(loaded(family), decoder(family), MIXED, chunks=chunks)
 
 
+@pytest.mark.parametrize("chunks", [None, CHUNKS], ids=["within", "behind"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_neither_threads_nor_other_sessions_change_a_bit(
-    family: str, loaded: Callable[[str], LoadedModel], decoder: Callable[[str], Decoder]
+    family: str,
+    chunks: Chunks | None,
+    loaded: Callable[[str], LoadedModel],
+    decoder: Callable[[str], Decoder],
 ) -> None:
     model, steps = loaded(family), decoder(family)
     torch.set_num_threads(5)
-    together = Sessions(model, MIXED).run(steps)
+    together = Sessions(model, MIXED, chunks=chunks).run(steps)
     torch.set_num_threads(1)
-    again = Sessions(model, MIXED).run(steps)
+    again = Sessions(model, MIXED, chunks=chunks).run(steps)
     assert all(torch.equal(*pair) for pair in zip(together, again, strict=True))
     for index, held in enumerate(MIXED):
-        alone = Sessions(model, [held]).run(steps)
+        alone = Sessions(model, [held], chunks=chunks).run(steps)
         for one, all_of_them in zip(alone, together, strict=True):
             assert torch.equal(one[0], all_of_them[index])
 
