@@ -1,4 +1,4 @@
-"""Suite ages: facts at all places of one conversation, which may be longer than the model's window.
+"""Suite ages: facts at all places of one conversation, or at some, which may be longer than the model's window.
 
 Each fact is asked for from the conversation's end, so its age is what was said since. The small talk is on
 four topics, and all methods have the same budget, in active and retrieved rows per head.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from evals import harness
@@ -33,13 +33,15 @@ _CHATS_ON_A_TOPIC = 5
 class Ages:
     """One conversation of about `tokens` tokens with so many facts, under one configuration.
 
-    `chunk`: tokens of a chunk of positions behind the model's window; 0: the worker's default.
+    `chunk`: tokens of a chunk of positions behind the model's window; 0: the worker's default. `ages`: of the
+    facts, in windows of the model, to a quarter of a window; none: all that there are.
     """
 
     setup: Setup
     tokens: int
     facts: int
     chunk: int = 0
+    ages: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -63,10 +65,11 @@ def suite(
     lengths: Sequence[int],
     facts: int = FACTS,
     chunks: Sequence[int] = (0,),
+    ages: Sequence[float] = (),
 ) -> Suite[Ages]:
     """All configurations, with chunks of each size, on `conversations` conversations of each length."""
     units = [
-        Ages(replace(setup, seed=seed, config=config), tokens, facts, chunk)
+        Ages(replace(setup, seed=seed, config=config), tokens, facts, chunk, tuple(ages))
         for tokens in lengths
         for seed in range(setup.seed, setup.seed + conversations)
         for config in configs
@@ -78,9 +81,9 @@ def suite(
 
 
 def build_conversation(
-    unit: Ages, language: Language, count_tokens: Callable[[Sequence[Message]], int]
+    unit: Ages, language: Language, count_tokens: Callable[[Sequence[Message]], int], window: int
 ) -> tuple[list[Message], list[PlantedFact]]:
-    """Build a conversation whose facts lie in even stretches, each somewhere in its own."""
+    """Build a conversation whose facts lie in stretches, each somewhere in its own; window: tokens of an age."""
     rng = random.Random(f"ages:{unit.setup.seed}:{unit.tokens}:{unit.facts}")
     names = language.draw_names(rng)[: unit.facts]
     messages: list[Message] = [{"role": "system", "content": rng.choice(language.system_lines)}]
@@ -88,24 +91,47 @@ def build_conversation(
     used = set[str]()
     chat = _draw_chat(rng, language)
     length = 0
-    for number, name in enumerate(names):
-        begin, end = (unit.tokens * part // len(names) for part in (number, number + 1))
+
+    def say(exchange: Sequence[str]) -> None:
+        nonlocal length
+        said: list[Message] = [
+            {"role": role, "content": text}
+            for role, text in zip(("user", "assistant"), exchange, strict=True)
+        ]
+        length += count_tokens(said)
+        messages.extend(said)
+
+    stretches = _find_stretches(unit, len(names), window)
+    ends = [begin for begin, _ in stretches[1:]] + [unit.tokens]
+    for name, (begin, end), behind in zip(names, stretches, ends, strict=True):
         place = rng.uniform(begin, begin + 0.8 * (end - begin))
-        while length < end:
-            if length >= place and len(planted) == number:
-                attribute = rng.choice(language.attributes)
-                fact = Fact(name, attribute, language.draw_value(rng, attribute, used))
-                planted.append(PlantedFact(fact, language.ask(rng, fact), len(messages)))
-                exchange = [language.state(rng, fact), language.acknowledge(rng, fact)]
-            else:
-                exchange = next(chat)
-            said: list[Message] = [
-                {"role": role, "content": text}
-                for role, text in zip(("user", "assistant"), exchange, strict=True)
-            ]
-            length += count_tokens(said)
-            messages += said
+        while length < place:
+            say(next(chat))
+        attribute = rng.choice(language.attributes)
+        fact = Fact(name, attribute, language.draw_value(rng, attribute, used))
+        planted.append(PlantedFact(fact, language.ask(rng, fact), len(messages)))
+        say([language.state(rng, fact), language.acknowledge(rng, fact)])
+        while length < behind:
+            say(next(chat))
     return messages, planted
+
+
+def _find_stretches(unit: Ages, facts: int, window: int) -> list[tuple[int, int]]:
+    """Find the tokens among which each fact is stated, in order. Raises ValueError for ages that overlap."""
+    if not unit.ages:
+        return [(unit.tokens * i // facts, unit.tokens * (i + 1) // facts) for i in range(facts)]
+    stretches = list[tuple[int, int]]()
+    for number, age in enumerate(sorted(unit.ages, reverse=True)):
+        middle = unit.tokens - age * window
+        first, last = max(0.0, middle - window / 4), min(float(unit.tokens), middle + window / 4)
+        if first >= last or (stretches and first < stretches[-1][1]):
+            raise ValueError(
+                f"ages {unit.ages} do not fit half a window of {window} each into {unit.tokens} tokens"
+            )
+        count = facts // len(unit.ages) + (number < facts % len(unit.ages))
+        at = [round(first + (last - first) * i / count) for i in range(count + 1)]
+        stretches += pairwise(at)
+    return stretches
 
 
 def _draw_chat(rng: random.Random, language: Language) -> Iterator[list[str]]:
@@ -123,7 +149,8 @@ def run(unit: Ages) -> list[Record]:
     loaded = harness.load(unit.setup.model)
     count_tokens = partial(harness.count_tokens, loaded.tokenizer)
     language = get_language(unit.setup.model, ())
-    messages, planted = build_conversation(unit, language, count_tokens)
+    window = loaded.model.max_context
+    messages, planted = build_conversation(unit, language, count_tokens, window)
     with harness.open_session(unit.setup, messages, unit.chunk or None) as session:
         length = session.memory.length
         return [
@@ -131,7 +158,7 @@ def run(unit: Ages) -> list[Record]:
                 **_ask(unit, session, each, language),
                 "age": length - count_tokens(messages[: each.place]),
                 "length": length,
-                "window": loaded.model.max_context,
+                "window": window,
             }
             for each in planted
         ]

@@ -112,6 +112,12 @@ def ages_command(
         ),
     ] = None,
     facts: Annotated[int, typer.Option(min=1, max=42, help="Facts in a conversation.")] = 42,
+    at: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, help="Age of facts, in windows of the model; repeatable. Default: all ages."
+        ),
+    ] = None,
     methods: Methods = None,
     budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
     chunks: Annotated[
@@ -131,7 +137,7 @@ def ages_command(
 
     setup = build_setup(model, budget, seed, block, "4")
     configs = parse_configs(split_words(methods) or list(ages.CONFIGS))
-    sizes = (lengths or ages.LENGTHS, facts, chunks or [0])
+    sizes = (lengths or ages.LENGTHS, facts, chunks or [0], at or ())
     run_suite(ages.suite(setup, configs, conversations, *sizes), json, processes, fresh)
 
 
