@@ -160,6 +160,7 @@ class TurnOutcome:
     text's tokens, and `prompt_logprobs` those of the prompt's, in an answer that asked for them;
     they are never stored. `prefilled_tokens` were computed before the answer: those of the prompt
     that no shared page has, and pending ones. The first `settled_tokens` of them were settled.
+    `shared_tokens` are those whose pages were stored already, of a session's first turn.
 
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token. `prefill` is
@@ -190,6 +191,7 @@ class TurnOutcome:
     recorded_tokens: int = 0
     prefilled_tokens: int = 0
     settled_tokens: int = 0
+    shared_tokens: int = 0
     started_at: float = 0.0
     committed_at: float = 0.0
     worker: str = ""
@@ -207,12 +209,6 @@ class TurnOutcome:
     def dropped_tokens(self) -> int:
         """Tokens that the session has less since the chat template rewrote earlier turns."""
         return 0 if self.rewrite is None else self.rewrite.dropped_tokens
-
-    @property
-    def shared_tokens(self) -> int:
-        """Tokens of a session's first turn whose rows it took from stored pages."""
-        computed = self.prefilled_tokens - self.settled_tokens
-        return self.prompt_tokens - computed if self.turn == 1 else 0
 
     @property
     def generated(self) -> Message | None:

@@ -162,6 +162,7 @@ class TurnContext:
             recorded_tokens=done.recorded_tokens,
             prefilled_tokens=done.prefilled_tokens,
             settled_tokens=done.settled_tokens,
+            shared_tokens=done.shared_pages * self.page_tokens,
             started_at=time.time() - self.clock.elapsed,
             committed_at=time.time(),
             worker=self.live.claim.worker,
