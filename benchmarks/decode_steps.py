@@ -28,6 +28,7 @@ from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.model.weights.quantized_linear import Quantization
 from workers.retrieval.retriever import Retriever
 
 FULL, BUDGET, NATIVE = "full cache", "budget alone", "retrieval"
@@ -58,10 +59,10 @@ class RandomRows(Capability):
         return self._retriever
 
 
-def load(name: str) -> tuple[LoadedModel, ChatTokenizer]:
+def load(name: str, quantize: Quantization | None = None) -> tuple[LoadedModel, ChatTokenizer]:
     """A model by its name, and its tokenizer."""
     path = resolve_model(name)
-    model = load_model(path)
+    model = load_model(path, quantize=quantize)
     return model, load_tokenizer(path, model.eos_token_ids)
 
 

@@ -52,6 +52,9 @@ class Plan:
     seed: int = 0
     of: str = option("layer", choices=("layer", "steps"))
     model: str = option("reference", "of steps")
+    quantize: Literal["none", "int8", "int4"] = option(
+        "none", "of steps: its weights", choices=("none", "int8", "int4")
+    )
     batches: tuple[int, ...] = option((1, 8), "sessions of a step")
     gpu: bool = option(False, "attend on a GPU, in bfloat16")
     rows: tuple[int, ...] = option(
@@ -84,15 +87,17 @@ def measure_steps(plan: Plan) -> Measured:
     """Measure whole steps of a model. Raises BadOptions where there is no native code."""
     if NativeAttention.open(ROTATIONS) is None:
         raise BadOptions("native code was not built: pip install -e . with a C++ compiler")
-    model, tokenizer = decode_steps.load(plan.model)
+    quantize = None if plan.quantize == "none" else plan.quantize
+    model, tokenizer = decode_steps.load(plan.model, quantize)
     sizes = [
         decode_steps.Steps(rows, batch, plan.budget, plan.rounds, plan.seed)
         for rows in plan.rows or (4096,)
         for batch in plan.batches
     ]
     rows = decode_steps.measure_steps(model, tokenizer, sizes)
-    described = f"{plan.model} ({describe_model(model)})"
-    return Measured(f"retrieval-steps-{plan.model}-cpu.json", described, rows, plan.seed)
+    name = plan.model if quantize is None else f"{plan.model}-{quantize}"
+    described = f"{name} ({describe_model(model)})"
+    return Measured(f"retrieval-steps-{name}-cpu.json", described, rows, plan.seed)
 
 
 def step_rows(plan: Plan) -> Iterator[Row]:

@@ -11,11 +11,14 @@
 #include <thread>
 #include <vector>
 
-// A matrix, as `Weight` of weights.py.
+enum Format : int64_t { FLOAT32, BFLOAT16, INT8, INT4 };
+
+// A matrix, as `Weight` of weight.py.
 struct Weight {
-  const void* numbers;  // [outputs, inputs], float32 or bfloat16
+  const void* numbers;  // [outputs, inputs]; in 4 bits [outputs / 8, inputs / 32] of `Group`
   const float* bias;    // [outputs], or none
-  int64_t is_bfloat16;
+  const float* scales;  // in 8 bits: of each output; else none
+  Format format;
   int64_t outputs, inputs;
 };
 
@@ -66,6 +69,15 @@ struct Step {
 };
 
 namespace {
+
+constexpr int64_t GROUP = 32;  // inputs whose weights in 4 bits have a scale and a middle in common
+
+// Weights of 8 outputs and 32 inputs, in bytes of 4 inputs of each output; in a byte's upper half that of 16 inputs on.
+struct Group {
+  uint16_t scales[LANES];   // bfloat16
+  uint16_t middles[LANES];  // what code 8 stands for, as scales
+  Bytes codes[GROUP / 8];   // 0 to 15
+};
 
 constexpr int64_t PIECE_BYTES = 65536;  // of weights, that a thread takes at once
 constexpr int SPINS = 2000;             // before a thread that waits lets others run
@@ -192,23 +204,135 @@ void multiply_part(const Weight& weight, int64_t first, int64_t last, const floa
     const T* rows[1] = {numbers + row * inputs};
     multiply_block<1, 0, T>(rows, inputs, x, batch, out + row - first, stride, numbers);
   }
+}
+
+// Inputs in 8 bits, beside weights in 4: of each 32 a scale, so that products of whole numbers are summed.
+struct Coded {
+  int32_t* quads;  // four codes in each, [batch, inputs / 4]
+  float* scales;   // [batch, inputs / 32]
+  float* sums;     // of the inputs, as scales
+  int32_t* eights;  // of the codes, times the code that stands for the middle, as scales
+
+  static int64_t count(int64_t batch, int64_t inputs) { return padded(batch * (inputs / 4 + 3 * (inputs / GROUP))); }
+};
+
+INLINE Coded encode(const float* x, int64_t batch, int64_t inputs, float* memory) {
+  const int64_t groups = inputs / GROUP;
+  Coded coded{};
+  coded.quads = (int32_t*)memory;
+  coded.scales = memory + batch * inputs / 4;
+  coded.sums = coded.scales + batch * groups;
+  coded.eights = (int32_t*)(coded.sums + batch * groups);
+  const Floats round = Floats{} + 12582912.f;  // 1.5 * 2^23: a sum with it has no fraction
+  for (int64_t group = 0; group < batch * groups; ++group) {
+    const float* numbers = x + group * GROUP;
+    Floats most{}, total{};
+    for (int64_t i = 0; i < GROUP; i += LANES) {
+      const Floats some = load(numbers + i);
+      most = larger(larger(some, -some), most);
+      total += some;
+    }
+    const float scale = largest(most) / 127;
+    const Floats step = Floats{} + std::max(scale, std::numeric_limits<float>::min());
+    Ints codes_sum{};
+    for (int64_t i = 0; i < GROUP; i += LANES) {
+      const Ints whole = __builtin_convertvector((load(numbers + i) / step + round) - round, Ints);
+      codes_sum += whole;
+      typedef int8_t Eight __attribute__((vector_size(LANES)));
+      const Eight eight = __builtin_convertvector(whole, Eight);
+      std::memcpy((char*)coded.quads + group * GROUP + i, &eight, sizeof eight);
+    }
+    int32_t codes = 0;
+    for (int64_t lane = 0; lane < LANES; ++lane) codes += codes_sum[lane];
+    coded.scales[group] = scale;
+    coded.sums[group] = sum(total);
+    coded.eights[group] = 8 * codes;
+  }
+  return coded;
+}
+
+// Products of 8 rows with B inputs from `first` on, out [B, stride].
+template <int B>
+INLINE void multiply_groups(const Group* groups, int64_t count, const Coded& x, int64_t first, float* out,
+                            int64_t stride) {
+  Floats sums[B] = {};
+  for (int64_t g = 0; g < count; ++g) {
+    const Group& group = groups[g];
+    Ints dots[B] = {};
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP / 8; ++i) {
+      Ints both;
+      std::memcpy(&both, group.codes + i, sizeof both);
+      const Bytes low = (Bytes)(both & 0x0f0f0f0f), high = (Bytes)(both >> 4 & 0x0f0f0f0f);
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        const int32_t* quads = x.quads + ((first + b) * count + g) * (GROUP / 4) + i;
+        dots[b] = add_products(add_products(dots[b], low, quads[0]), high, quads[GROUP / 8]);
+      }
+    }
+    const Floats scales = load(group.scales), middles = load(group.middles);
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      const int64_t at = (first + b) * count + g;
+      const Floats whole = __builtin_convertvector(dots[b] - x.eights[at], Floats);
+      sums[b] += whole * x.scales[at] * scales + middles * x.sums[at];
+    }
+  }
+#pragma GCC unroll 4
+  for (int b = 0; b < B; ++b) store(sums[b], out + (first + b) * stride);
+}
+
+// As `multiply_part`, with weights in 4 bits; `first` and `last`: multiples of 8.
+INLINE void multiply_coded(const Weight& weight, int64_t first, int64_t last, const Coded& x, int64_t batch, float* out,
+                           int64_t stride) {
+  const int64_t count = weight.inputs / GROUP;
+  for (int64_t row = first; row < last; row += LANES) {
+    const Group* groups = (const Group*)weight.numbers + row / LANES * count;
+    float* into = out + row - first;
+    for (int64_t b = 0; b < batch;) {
+      switch (batch - b) {
+        case 1: multiply_groups<1>(groups, count, x, b, into, stride); b += 1; break;
+        case 2: multiply_groups<2>(groups, count, x, b, into, stride); b += 2; break;
+        case 3: multiply_groups<3>(groups, count, x, b, into, stride); b += 3; break;
+        default: multiply_groups<4>(groups, count, x, b, into, stride); b += 4;
+      }
+    }
+  }
+}
+
+// What weights are multiplied with.
+struct Inputs {
+  const float* numbers;
+  Coded coded;  // where a weight is in 4 bits
+};
+
+INLINE void multiply(const Weight& weight, int64_t first, int64_t last, const Inputs& x, int64_t batch, float* out,
+                     int64_t stride) {
+  switch (weight.format) {
+    case FLOAT32: multiply_part<float>(weight, first, last, x.numbers, batch, out, stride); break;
+    case BFLOAT16: multiply_part<uint16_t>(weight, first, last, x.numbers, batch, out, stride); break;
+    case INT8: multiply_part<int8_t>(weight, first, last, x.numbers, batch, out, stride); break;
+    case INT4: multiply_coded(weight, first, last, x.coded, batch, out, stride);
+  }
+  for (int64_t b = 0; weight.scales && b < batch; ++b)
+    for (int64_t i = first; i < last; ++i) out[b * stride + i - first] *= weight.scales[i];
   for (int64_t b = 0; weight.bias && b < batch; ++b)
     for (int64_t i = first; i < last; ++i) out[b * stride + i - first] += weight.bias[i];
 }
 
-INLINE void multiply(const Weight& weight, int64_t first, int64_t last, const float* x, int64_t batch, float* out,
-                     int64_t stride) {
-  if (weight.is_bfloat16)
-    multiply_part<uint16_t>(weight, first, last, x, batch, out, stride);
-  else
-    multiply_part<float>(weight, first, last, x, batch, out, stride);
+INLINE int64_t row_bytes(const Weight& weight) {
+  switch (weight.format) {
+    case FLOAT32: return 4 * weight.inputs;
+    case BFLOAT16: return 2 * weight.inputs;
+    case INT8: return weight.inputs;
+    default: return weight.inputs / GROUP * int64_t(sizeof(Group)) / LANES;
+  }
 }
 
 // Rows of a weight that a thread takes at once: so that all threads have some.
 INLINE int64_t piece_rows(const Weight& weight, int64_t threads) {
-  const int64_t bytes = weight.inputs * (weight.is_bfloat16 ? 2 : 4);
-  const int64_t most = std::min(PIECE_BYTES / bytes, weight.outputs / (2 * threads));
-  return std::max<int64_t>(1, most / 4) * 4;
+  const int64_t most = std::min(PIECE_BYTES / row_bytes(weight), weight.outputs / (2 * threads));
+  return std::max<int64_t>(1, most / LANES) * LANES;
 }
 
 INLINE int64_t count_pieces(const Weight& weight, int64_t threads) {
@@ -245,7 +369,7 @@ struct Shared {
   float *x, *cosines, *sines, *projected, *attended, *inner, *turns;
 };
 struct Own {
-  float *normed, *first, *second, *queries, *turned, *head;
+  float *normed, *first, *second, *queries, *turned, *coded, *head;
 };
 
 // Segments of the session that has most.
@@ -298,6 +422,13 @@ class Decode {
     return padded(step.sessions * (PIECE_BYTES / 2));
   }
 
+  // Numbers of the inputs of any weight, where some are in 4 bits.
+  static int64_t count_coded(const Step& step) {
+    const Model& model = *step.model;
+    const int64_t most = std::max({model.hidden, model.inner, model.heads * model.group * model.dim});
+    return Coded::count(step.sessions, most);
+  }
+
   static int64_t count_own(const Step& step) {
     const Model& model = *step.model;
     int64_t head = 0;
@@ -311,7 +442,8 @@ class Decode {
                                           model.dim));
     }
     const int64_t queries = padded(model.group * model.dim);
-    return padded(step.sessions * model.hidden) + 2 * piece(step) + (1 + most_segments(step)) * queries + padded(head);
+    return padded(step.sessions * model.hidden) + 2 * piece(step) + (1 + most_segments(step)) * queries +
+           count_coded(step) + padded(head);
   }
 
   int64_t projected() const { return model_.heads * (model_.group + 2) * model_.dim; }
@@ -324,7 +456,8 @@ class Decode {
     own.second = own.first + piece(step_);
     own.queries = own.second + piece(step_);
     own.turned = own.queries + padded(model_.group * model_.dim);
-    own.head = own.turned + most_segments(step_) * padded(model_.group * model_.dim);
+    own.coded = own.turned + most_segments(step_) * padded(model_.group * model_.dim);
+    own.head = own.coded + count_coded(step_);
     return own;
   }
 
@@ -339,7 +472,7 @@ class Decode {
     const int64_t at = step_.tokens[session] * hidden;
     float* x = shared_.x + session * hidden;
     for (int64_t i = 0; i < hidden; ++i)
-      x[i] = model_.embedding.is_bfloat16 ? widen(((const uint16_t*)model_.embedding.numbers)[at + i])
+      x[i] = model_.embedding.format == BFLOAT16 ? widen(((const uint16_t*)model_.embedding.numbers)[at + i])
                                           : ((const float*)model_.embedding.numbers)[at + i];
     for (int64_t i = 0; i < half; ++i) {
       const float angle = float(step_.places[session]) * model_.frequencies[i];
@@ -384,17 +517,25 @@ class Decode {
       normalize(shared_.x + b * model_.hidden, weight, model_.hidden, model_.epsilon, mine.normed + b * model_.hidden);
   }
 
+  // Prepares what some weights are multiplied with, [sessions, inputs].
+  Inputs prepare(std::initializer_list<const Weight*> weights, const float* x, const Own& mine) const {
+    for (const Weight* weight : weights)
+      if (weight->format == INT4) return {x, encode(x, step_.sessions, weight->inputs, mine.coded)};
+    return {x, {}};
+  }
+
   // Queries, keys and values of the new tokens.
   void project(int64_t phase, const Layer& layer, const Own& mine) {
     const Weight* weights[3] = {&layer.queries, &layer.keys, &layer.values};
     int64_t ends[3], pieces = 0;
     for (int i = 0; i < 3; ++i) ends[i] = pieces += count_pieces(*weights[i], step_.threads);
+    const Inputs inputs = prepare({weights[0], weights[1], weights[2]}, mine.normed, mine);
     team_.share(phase, pieces, [&](int64_t at) {
       const int which = at < ends[0] ? 0 : at < ends[1] ? 1 : 2;
       const Weight& weight = *weights[which];
       const int64_t rows = piece_rows(weight, step_.threads), first = (at - (which ? ends[which - 1] : 0)) * rows;
       const int64_t before = which == 0 ? 0 : model_.heads * (model_.group + which - 1) * model_.dim;
-      multiply(weight, first, std::min(first + rows, weight.outputs), mine.normed, step_.sessions,
+      multiply(weight, first, std::min(first + rows, weight.outputs), inputs, step_.sessions,
                shared_.projected + before + first, projected());
     });
   }
@@ -402,9 +543,10 @@ class Decode {
   void find_logits(int64_t phase, const Own& mine) {
     const Weight& weight = model_.head;
     const int64_t rows = piece_rows(weight, step_.threads);
+    const Inputs inputs = prepare({&weight}, mine.normed, mine);
     team_.share(phase, count_pieces(weight, step_.threads), [&](int64_t at) {
       const int64_t first = at * rows;
-      multiply(weight, first, std::min(first + rows, weight.outputs), mine.normed, step_.sessions,
+      multiply(weight, first, std::min(first + rows, weight.outputs), inputs, step_.sessions,
                step_.logits + first, weight.outputs);
     });
   }
@@ -412,9 +554,10 @@ class Decode {
   // Adds products to the hidden state.
   void add(int64_t phase, const Weight& weight, const float* x, const Own& mine) {
     const int64_t rows = piece_rows(weight, step_.threads);
+    const Inputs inputs = prepare({&weight}, x, mine);
     team_.share(phase, count_pieces(weight, step_.threads), [&](int64_t at) {
       const int64_t first = at * rows, last = std::min(first + rows, weight.outputs);
-      multiply(weight, first, last, x, step_.sessions, mine.first, rows);
+      multiply(weight, first, last, inputs, step_.sessions, mine.first, rows);
       for (int64_t b = 0; b < step_.sessions; ++b)
         for (int64_t i = first; i < last; ++i) shared_.x[b * model_.hidden + i] += mine.first[b * rows + i - first];
     });
@@ -423,10 +566,11 @@ class Decode {
   // The MLP's inner numbers.
   void feed(int64_t phase, const Layer& layer, const Own& mine) {
     const int64_t rows = piece_rows(layer.gate, step_.threads);
+    const Inputs inputs = prepare({&layer.gate, &layer.up}, mine.normed, mine);
     team_.share(phase, count_pieces(layer.gate, step_.threads), [&](int64_t at) {
       const int64_t first = at * rows, last = std::min(first + rows, layer.gate.outputs);
-      multiply(layer.gate, first, last, mine.normed, step_.sessions, mine.first, rows);
-      multiply(layer.up, first, last, mine.normed, step_.sessions, mine.second, rows);
+      multiply(layer.gate, first, last, inputs, step_.sessions, mine.first, rows);
+      multiply(layer.up, first, last, inputs, step_.sessions, mine.second, rows);
       for (int64_t b = 0; b < step_.sessions; ++b)
         gate(mine.first + b * rows, mine.second + b * rows, last - first, shared_.inner + b * model_.inner + first);
     });

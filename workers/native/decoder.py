@@ -1,6 +1,7 @@
 """A decode step of a dense model in native code: one new token of each session."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workers.native.attention import describe_searched, find_parts
-from workers.native.decoder_weights import DecoderWeights, LayerWeights, Matrix
+from workers.native.decoder_weights import DecoderWeights, LayerWeights
 from workers.native.layer import Layer
 from workers.native.model import Model
 from workers.native.searched import Searched
@@ -111,7 +112,7 @@ class NativeDecoder:
         queries = (n_layers, batch, heads * weights.group, 1, self._dim)
         most = max((each.count for each in searched if each is not None), default=0)
         out = Decoded(
-            torch.empty(batch, len(weights.head.numbers)),
+            torch.empty(batch, weights.head.shape[0]),
             torch.empty(batch, n_layers, 2, heads, 1, self._dim, dtype=dtype),
             torch.empty(queries, dtype=dtype) if observed else None,
             self._take_drawn((n_layers, batch, heads, 1 + most)),
@@ -162,11 +163,11 @@ def _describe(weights: DecoderWeights, layers: "ctypes.Array[Layer]") -> Model:
     return Model(
         *(layers, len(layers)),
         Weight.of(weights.embedding),
-        _describe_matrix(weights.head),
+        Weight.of(weights.head),
         *(weights.norm.data_ptr(), weights.frequencies.data_ptr()),
         weights.embedding.shape[1],
-        len(first.up.numbers),
-        *(weights.n_kv_heads, weights.group, len(first.keys.numbers) // weights.n_kv_heads),
+        first.up.shape[0],
+        *(weights.n_kv_heads, weights.group, first.keys.shape[0] // weights.n_kv_heads),
         2 * len(weights.frequencies),
         *(weights.rotary_scale, weights.scale, weights.epsilon, weights.head_epsilon),
     )
@@ -184,20 +185,16 @@ def _describe_layer(layer: LayerWeights) -> Layer:
     )
     norms = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
     return Layer(
-        *map(_describe_matrix, matrices),
+        *map(Weight.of, matrices),
         *(None if norm is None else norm.data_ptr() for norm in norms),
     )
 
 
-def _describe_matrix(matrix: Matrix) -> Weight:
-    return Weight.of(matrix.numbers, matrix.bias)
-
-
 def _count_numbers(weights: DecoderWeights) -> int:
     """Numbers of the matrices that each step reads."""
-    total = weights.head.numbers.numel()
+    total = math.prod(weights.head.shape)
     for layer in weights.layers:
         for each in (layer.queries, layer.out, layer.keys, layer.values):
-            total += each.numbers.numel()
-        total += 3 * layer.up.numbers.numel()
+            total += math.prod(each.shape)
+        total += 3 * math.prod(layer.up.shape)
     return total

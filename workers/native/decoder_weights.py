@@ -3,15 +3,38 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+# Weights in 4 bits: inputs that have a scale and a middle in common, and outputs that lie together.
+_GROUP, _ROWS = 32, 8
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A linear layer: numbers `[outputs, inputs]`, float32 or bfloat16, and a bias, float32 `[outputs]`."""
+    """A linear layer, or an embedding.
+
+    Attributes:
+        numbers: Contiguous `[outputs, inputs]`, float32, bfloat16 or int8; in 4 bits uint8 `[outputs / 8,
+            inputs / 32, 160]`, see `pack_codes`.
+        bias: float32 `[outputs]`; None for none.
+        scales: In 8 bits that of each output, float32 `[outputs]`; else None.
+    """
 
     numbers: Tensor
     bias: Tensor | None = None
+    scales: Tensor | None = None
+
+    @property
+    def format(self) -> str:
+        """What a weight is: `float32`, `bfloat16`, `int8` or `int4`."""
+        return str(self.numbers.dtype).removeprefix("torch.").replace("uint8", "int4")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        sizes = self.numbers.shape
+        return (sizes[0], sizes[1]) if len(sizes) == 2 else (_ROWS * sizes[0], _GROUP * sizes[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +74,7 @@ class DecoderWeights:
 
     Attributes:
         layers: In their order.
-        embedding: `[vocabulary, hidden]`, float32 or bfloat16.
+        embedding: Of the vocabulary's tokens, float32 or bfloat16.
         head: Of the logits.
         norm: Before the head, float32 `[hidden]`.
         frequencies: Of the rotary embedding, float32 `[rotated / 2]`: the first `rotated` numbers of a
@@ -65,7 +88,7 @@ class DecoderWeights:
     """
 
     layers: Sequence[LayerWeights]
-    embedding: Tensor
+    embedding: Matrix
     head: Matrix
     norm: Tensor
     frequencies: Tensor
@@ -75,3 +98,21 @@ class DecoderWeights:
     scale: float
     epsilon: float
     head_epsilon: float
+
+
+def pack_codes(codes: Tensor, scales: Tensor, middles: Tensor) -> Tensor:
+    """Pack weights in 4 bits as `Group` of decode.cpp has them, uint8 `[outputs / 8, inputs / 32, 160]`.
+
+    codes: 0 to 15, uint8 `[outputs, inputs]`; scales, middles: what a code more adds and what code 8 stands for,
+    bfloat16 `[outputs, inputs / 32]`.
+    """
+    outputs, inputs = codes.shape
+    blocks, groups = outputs // _ROWS, inputs // _GROUP
+    # Two halves of a group, and four inputs of each output in a row of bytes.
+    halves = codes.view(blocks, _ROWS, groups, 2, _GROUP // 8, 4).permute(3, 0, 2, 4, 1, 5)
+    joined = (halves[0] | halves[1] << 4).reshape(blocks, groups, -1)
+    numbers = [
+        each.view(blocks, _ROWS, groups).transpose(1, 2).contiguous().view(torch.uint8)
+        for each in (scales, middles)
+    ]
+    return torch.cat([*numbers, joined], -1)

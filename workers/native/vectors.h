@@ -39,6 +39,8 @@ INLINE float widen(uint16_t bfloat16) {
   return number;
 }
 
+INLINE float widen(int8_t number) { return number; }
+
 INLINE void narrow(float number, float* into) { *into = number; }
 
 INLINE void narrow(float number, uint16_t* into) {  // to the nearest bfloat16, of two to the even one
@@ -60,6 +62,16 @@ INLINE Floats load(const uint16_t* from) {
   Halves loaded;
   std::memcpy(&loaded, from, sizeof loaded);
   return (Floats)(__builtin_convertvector(loaded, Ints) << 16);
+}
+
+INLINE Floats load(const int8_t* from) {
+#ifdef __AVX2__
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#endif
+  typedef int8_t Eight __attribute__((vector_size(LANES)));
+  Eight loaded;
+  std::memcpy(&loaded, from, sizeof loaded);
+  return __builtin_convertvector(loaded, Floats);
 }
 
 INLINE void store(Floats numbers, float* into) { std::memcpy(into, &numbers, sizeof numbers); }

@@ -4,7 +4,10 @@ import ctypes
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:  # commands that look for the library import no torch
-    from torch import Tensor
+    from workers.native.decoder_weights import Matrix
+
+# Numbers of the formats in decode.cpp.
+_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 
 
 class Weight(ctypes.Structure):
@@ -13,17 +16,16 @@ class Weight(ctypes.Structure):
     _fields_: ClassVar = [
         ("numbers", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
-        ("is_bfloat16", ctypes.c_int64),
+        ("scales", ctypes.c_void_p),
+        ("format", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
         ("inputs", ctypes.c_int64),
     ]
 
     @classmethod
-    def of(cls, numbers: "Tensor", bias: "Tensor | None" = None) -> "Weight":
-        """Of a contiguous `[outputs, inputs]` and a float32 `[outputs]`, which have to outlive this."""
-        return cls(
-            numbers.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            numbers.element_size() == 2,
-            *numbers.shape,
+    def of(cls, matrix: "Matrix") -> "Weight":
+        """Of a matrix, which has to outlive this."""
+        bias, scales = (
+            None if each is None else each.data_ptr() for each in (matrix.bias, matrix.scales)
         )
+        return cls(matrix.numbers.data_ptr(), bias, scales, _FORMATS[matrix.format], *matrix.shape)

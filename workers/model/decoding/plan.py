@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from workers.cache.layer_plan import LayerPlan
 from workers.cache.slot_pool import KVShape
-from workers.native.decoder_weights import DecoderWeights, LayerWeights, Matrix
+from workers.model.weights.quantized_linear import Int4Weight, Int8Weight, QuantizedLinear
+from workers.native.decoder_weights import DecoderWeights, LayerWeights, Matrix, pack_codes
 
 # Rotary embeddings whose frequencies change with a session's length.
 _CHANGING = ("dynamic", "longrope")
@@ -26,8 +27,8 @@ class NotCovered(Exception):
 def read_weights(module: PreTrainedModel, plan: LayerPlan, shape: KVShape) -> DecoderWeights:
     """Read a causal LM's weights; plan and shape: of its layers' rows. Raises NotCovered.
 
-    Matrices in float32 whose numbers are bfloat16's are copied into half of the bytes; all others are
-    the model's own memory.
+    Matrices in float32 whose numbers are bfloat16's are copied into half of the bytes, those in 4 bits into another
+    order; all others are the model's own memory.
     """
     if plan != LayerPlan.full(plan.n_layers) or shape.latent or shape.value_dim is not None:
         raise NotCovered("not all of its layers attend to all rows of keys and values")
@@ -57,6 +58,7 @@ class _Reader:
         norm = self._read_norm("model.norm", self._epsilons)
         embedding = self._find("model.embed_tokens", nn.Embedding).weight
         self._take(embedding)
+        table = Matrix(embedding.detach())
         head = self._read_linear("lm_head")
         if self._unread:
             raise NotCovered(f"{next(iter(self._unread.values()))} is no part of a native step")
@@ -65,7 +67,7 @@ class _Reader:
         epsilon = self._epsilons.pop()
         return DecoderWeights(
             layers,
-            embedding.detach(),
+            table,
             head,
             norm,
             frequencies,
@@ -97,11 +99,15 @@ class _Reader:
         )
 
     def _read_linear(self, name: str, outputs: int | None = None) -> Matrix:
-        linear = self._find(name, nn.Linear)
+        found = self._find(name, nn.Linear, QuantizedLinear)
+        few = found if isinstance(found, QuantizedLinear) else None
+        linear = found if few is None else self._find(f"{name}.wide", nn.Linear)
         if outputs not in (None, linear.out_features):
             raise NotCovered(f"{name} has {linear.out_features} outputs, not {outputs}")
         self._take(linear.weight, linear.bias)
         bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        if few is not None:
+            return _read_codes(few.narrow, linear, bias, name)
         return Matrix(_narrow(linear.weight.detach().contiguous()), bias)
 
     def _read_norm(self, name: str, epsilons: set[float]) -> Tensor:
@@ -136,19 +142,31 @@ class _Reader:
         scale = float(getattr(rotary, "attention_scaling", 1.0))
         return frequencies.detach().float().contiguous(), scale
 
-    def _find(self, name: str, kind: type[nn.Module] | None = None) -> Any:
-        """Find a module by its name: of a type, if one is given, and of no other that derives from it."""
+    def _find(self, name: str, *kinds: type[nn.Module]) -> Any:
+        """Find a module by its name: of one of the types, if some are given, and of none that derives from them."""
         try:
             found = self._module.get_submodule(name)
         except AttributeError as error:
             raise NotCovered(f"it has no {name}") from error
-        if kind is not None and type(found) is not kind:
-            raise NotCovered(f"{name} is a {type(found).__name__}, not a {kind.__name__}")
+        if kinds and type(found) not in kinds:
+            raise NotCovered(f"{name} is a {type(found).__name__}, not a {kinds[0].__name__}")
         return found
 
     def _take(self, *numbers: Tensor | None) -> None:
         for each in numbers:
             self._unread.pop(id(each), None)
+
+
+def _read_codes(
+    weight: Int8Weight | Int4Weight, wide: nn.Linear, bias: Tensor | None, name: str
+) -> Matrix:
+    """Read a quantized weight in its few bits; wide: the same values."""
+    if isinstance(weight, Int8Weight):
+        return Matrix(weight.codes, bias, weight.scales.float())
+    found = weight.read_codes(wide.weight)
+    if found is None:
+        raise NotCovered(f"{name} has weights that are not those of their codes")
+    return Matrix(pack_codes(*found), bias)
 
 
 def _narrow(weight: Tensor) -> Tensor:

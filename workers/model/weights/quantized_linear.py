@@ -5,7 +5,7 @@ are slow at many tokens at once; those run over the same values in bfloat16.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import structlog
 import torch
@@ -26,28 +26,69 @@ _INPUTS = 32
 _GROUP = 32
 
 
-class _Weight(Protocol):
-    """A weight of few bits, and the kernel that reads it."""
+@dataclass(frozen=True, eq=False)
+class Int8Weight:
+    """Codes, int8 `[out_features, in_features]`, times a scale per output, bfloat16.
 
-    @property
-    def max_tokens(self) -> int:
-        """Tokens above which the same product in bfloat16 is as fast (`docs/benchmarks.md`)."""
-        ...
+    Attributes:
+        max_tokens: Tokens above which the same product in bfloat16 is as fast (`docs/benchmarks.md`).
+    """
+
+    codes: Tensor
+    scales: Tensor
+    max_tokens: int = 4
 
     def multiply(self, inputs: Tensor) -> Tensor:
         """Map bfloat16 `[n, in_features]` to `[n, out_features]`."""
-        ...
+        return torch._weight_int8pack_mm(inputs, self.codes, self.scales)
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Weight:
+    """Codes 0 to 15 in the layout of torch's kernel, which is its own.
+
+    Attributes:
+        scales: Per group of inputs and output the scale, and the value that code 8 stands for, bfloat16
+            `[in_features / 32, out_features, 2]`.
+        max_tokens: As of `Int8Weight`.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    max_tokens: int = 8
+
+    def multiply(self, inputs: Tensor) -> Tensor:
+        """Map bfloat16 `[n, in_features]` to `[n, out_features]`."""
+        return torch._weight_int4pack_mm_for_cpu(inputs, self.codes, _GROUP, self.scales)
+
+    def read_codes(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Read the codes from the values that they stand for, bfloat16 `[out_features, in_features]`.
+
+        Returns codes, uint8 of that shape, and scales and middles, bfloat16 `[out_features, in_features / 32]`; None
+        where the values are not those of codes.
+        """
+        scales, middles = (each.T.contiguous() for each in self.scales.unbind(-1))
+        groups = values.view(len(values), -1, _GROUP)
+        step, middle = scales.float()[..., None], middles.float()[..., None]
+        codes = ((groups.float() - middle) / step).round_().add_(8).clamp_(0, 15)
+        same = torch.equal(((codes - 8) * step + middle).to(values.dtype), groups)
+        return (codes.to(torch.uint8).view(values.shape), scales, middles) if same else None
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer of a quantized weight, and of the same values in bfloat16 for many tokens."""
+    """A linear layer of a quantized weight, and of the same values in bfloat16 for many tokens.
+
+    Attributes:
+        narrow: The weight in few bits.
+        wide: The layer in bfloat16.
+    """
 
     def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
         """Quantize a layer's weight. The layer is taken over, with the quantized values."""
         super().__init__()
         weight = linear.weight.detach().float()
-        self._narrow: _Weight
-        self._narrow, values = _to_int8(weight) if quantization == "int8" else _to_int4(weight)
+        self.narrow: Int8Weight | Int4Weight
+        self.narrow, values = _to_int8(weight) if quantization == "int8" else _to_int4(weight)
         linear.weight = nn.Parameter(values.to(linear.weight.dtype), requires_grad=False)
         self._bias = linear.bias
         self.wide: nn.Module = linear
@@ -55,10 +96,10 @@ class QuantizedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map `[..., in_features]` to `[..., out_features]`."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        if flat.shape[0] > self._narrow.max_tokens:
+        if flat.shape[0] > self.narrow.max_tokens:
             wide: Tensor = self.wide(inputs)
             return wide
-        out = self._narrow.multiply(flat)
+        out = self.narrow.multiply(flat)
         if self._bias is not None:
             out = out + self._bias
         return out.view(*inputs.shape[:-1], -1)
@@ -95,41 +136,14 @@ def _has_kernel(linear: nn.Linear) -> bool:
     return linear.out_features % _OUTPUTS == 0 and linear.in_features % _INPUTS == 0
 
 
-@dataclass(frozen=True)
-class _Int8:
-    """Codes, int8 `[out_features, in_features]`, times a scale per output, bfloat16."""
-
-    codes: Tensor
-    scales: Tensor
-    max_tokens: int = 4
-
-    def multiply(self, inputs: Tensor) -> Tensor:
-        return torch._weight_int8pack_mm(inputs, self.codes, self.scales)
-
-
-@dataclass(frozen=True)
-class _Int4:
-    """Codes 0 to 15 in the kernel's layout; per group and output its scale and code 8's value.
-
-    The latter are bfloat16 `[in_features / _GROUP, out_features, 2]`.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    max_tokens: int = 8
-
-    def multiply(self, inputs: Tensor) -> Tensor:
-        return torch._weight_int4pack_mm_for_cpu(inputs, self.codes, _GROUP, self.scales)
-
-
-def _to_int8(weight: Tensor) -> tuple[_Int8, Tensor]:
+def _to_int8(weight: Tensor) -> tuple[Int8Weight, Tensor]:
     """The codes of a weight, float32 `[out_features, in_features]`, and the values they stand for."""
     scales = _to_scales(weight.abs().amax(1, keepdim=True) / 127)
     codes = (weight / scales).round_().clamp_(-127, 127)
-    return _Int8(codes.to(torch.int8), scales[:, 0].bfloat16()), codes * scales
+    return Int8Weight(codes.to(torch.int8), scales[:, 0].bfloat16()), codes * scales
 
 
-def _to_int4(weight: Tensor) -> tuple[_Int4, Tensor]:
+def _to_int4(weight: Tensor) -> tuple[Int4Weight, Tensor]:
     """As `_to_int8`; the codes of a group reach from its least to its greatest value."""
     groups = weight.view(len(weight), -1, _GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
@@ -139,7 +153,7 @@ def _to_int4(weight: Tensor) -> tuple[_Int4, Tensor]:
     values = (codes - 8) * scales + middles
     packed = torch._convert_weight_to_int4pack_for_cpu(codes.flatten(1).int(), 1)
     both = torch.cat([scales, middles], -1).transpose(0, 1).contiguous()
-    return _Int4(packed, both.bfloat16()), values.flatten(1)
+    return Int4Weight(packed, both.bfloat16()), values.flatten(1)
 
 
 def _to_scales(steps: Tensor) -> Tensor:

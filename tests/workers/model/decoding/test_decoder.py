@@ -1,7 +1,7 @@
 """Native decode steps, beside torch's: the same draws, logits, rows and queries."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from workers.cache.slot_pool import KVRows
 from workers.cache.transfers import Transfers
 from workers.model.decoding.decoder import Decoder, build_decoder
 from workers.model.loader import LoadedModel, load_model
+from workers.model.weights.quantized_linear import Int4Weight, Quantization, QuantizedLinear
 from workers.native.library import LEVELS, open_library
 from workers.positions.chunks import Chunks
 from workers.positions.placement import Placement
@@ -308,3 +309,58 @@ def test_torch_computes_passes_of_several_tokens(
     slot = caches.active.claim(caches.active.rows)
     assert not decoder("llama").takes(caches.begin([slot], torch.tensor([[0, 1]])))
     assert decoder("llama").takes(caches.begin([slot], torch.tensor([[2]])))
+
+
+class Rounded(torch.nn.Module):
+    """A quantized layer as native steps compute it: weights in 4 bits are multiplied with inputs in 8."""
+
+    def __init__(self, linear: QuantizedLinear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        wide = self._linear.wide
+        assert isinstance(wide, torch.nn.Linear)
+        if isinstance(self._linear.narrow, Int4Weight):
+            groups = inputs.float().unflatten(-1, (-1, 32))
+            scales = groups.abs().amax(-1, keepdim=True) / 127
+            inputs = (scales * (groups / scales.clamp(min=1e-30)).round()).flatten(-2)
+        bias = None if wide.bias is None else wide.bias.float()
+        return torch.nn.functional.linear(inputs.float(), wide.weight.float(), bias)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_weights_of_few_bits_are_multiplied_as_they_are(
+    family: str,
+    quantize: Quantization,
+    model_path: Callable[[str], Path],
+    native_folder: Path,
+) -> None:
+    few = load_model(model_path(family), quantize=quantize)
+    level, library = open_library(torch.backends.cpu.get_cpu_capability(), native_folder)
+    assert level is not None
+    assert library is not None
+    steps = build_decoder(few, level, library)
+    held = [Held(20), Held(9, stored=40, count=60), Held(13), Held(5), Held(30)]
+    found = Sessions(few, held).run(steps)
+    alone = Sessions(few, held[3:4]).run(steps)
+    assert all(torch.equal(one[0], each[3]) for one, each in zip(alone, found, strict=True))
+    quantized = [
+        (parent, name)
+        for parent in few.module.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, QuantizedLinear)
+    ]
+    assert len(quantized) == 7 * few.plan.n_layers
+    for parent, name in quantized:
+        setattr(parent, name, Rounded(getattr(parent, name)))
+    wide = replace(few, module=few.module.float())
+    expected = Sessions(wide, held).run(wide)
+    # Rows are stored in bfloat16 here and in float32 there, so later layers differ.
+    for mine, theirs, limit in (
+        (found[0], expected[0], 0.4),
+        (found[1][:, 0], expected[1][:, 0], 0.02),
+        (found[2][:, 0], expected[2][:, 0], 0.02),
+    ):
+        assert float((mine - theirs).abs().max() / theirs.std()) < limit

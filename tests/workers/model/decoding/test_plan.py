@@ -87,11 +87,27 @@ def test_a_layer_with_a_parameter_of_its_own_is_left_to_torch() -> None:
         read_weights(module, model.plan, model.shape)
 
 
-def test_quantized_layers_are_left_to_torch() -> None:
+def test_quantized_layers_are_read_in_their_few_bits() -> None:
     module = make("llama", torch.bfloat16)
     model = adopt(module)
     quantize_linears(module, "int8")
-    with pytest.raises(NotCovered, match="is a QuantizedLinear, not a Linear"):
+    weights = read_weights(module, model.plan, model.shape)
+    assert {each.up.format for each in weights.layers} == {"int8"}
+    up = weights.layers[0].up
+    assert up.scales is not None
+    wide = module.model.layers[0].mlp.up_proj.wide.weight
+    assert torch.equal((up.numbers * up.scales[:, None]).bfloat16(), wide)
+    assert weights.head.format == "bfloat16", "it stays as it is"
+
+
+def test_weights_that_are_not_those_of_their_codes_are_left_to_torch() -> None:
+    module = make("llama", torch.bfloat16)
+    model = adopt(module)
+    quantize_linears(module, "int4")
+    assert read_weights(module, model.plan, model.shape).layers[1].down.format == "int4"
+    with torch.no_grad():
+        module.model.layers[1].mlp.down_proj.wide.weight[3, 7] += 1
+    with pytest.raises(NotCovered, match=r"layers\.1\.mlp\.down_proj has weights that are not those"):
         read_weights(module, model.plan, model.shape)
 
 
@@ -106,7 +122,7 @@ def test_numbers_of_bfloat16_are_kept_in_half_of_the_bytes() -> None:
     assert torch.equal(second.up.numbers.float(), module.model.layers[1].mlp.up_proj.weight)
     own = module.model.layers[0].mlp.up_proj.weight
     assert first.up.numbers.data_ptr() == own.data_ptr()
-    assert weights.embedding.data_ptr() == module.get_input_embeddings().weight.data_ptr()
+    assert weights.embedding.numbers.data_ptr() == module.get_input_embeddings().weight.data_ptr()
 
 
 def test_a_model_that_is_not_covered_has_no_decoder() -> None:
