@@ -107,7 +107,9 @@ def test_weights_that_are_not_those_of_their_codes_are_left_to_torch() -> None:
     assert read_weights(module, model.plan, model.shape).layers[1].down.format == "int4"
     with torch.no_grad():
         module.model.layers[1].mlp.down_proj.wide.weight[3, 7] += 1
-    with pytest.raises(NotCovered, match=r"layers\.1\.mlp\.down_proj has weights that are not those"):
+    with pytest.raises(
+        NotCovered, match=r"layers\.1\.mlp\.down_proj has weights that are not those"
+    ):
         read_weights(module, model.plan, model.shape)
 
 
