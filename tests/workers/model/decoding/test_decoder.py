@@ -329,17 +329,18 @@ class Rounded(torch.nn.Module):
         return torch.nn.functional.linear(inputs.float(), wide.weight.float(), bias)
 
 
+@pytest.mark.parametrize("level", supported())
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_weights_of_few_bits_are_multiplied_as_they_are(
     family: str,
     quantize: Quantization,
+    level: str,
     model_path: Callable[[str], Path],
     native_folder: Path,
 ) -> None:
-    few = load_model(model_path(family), quantize=quantize)
-    level, library = open_library(torch.backends.cpu.get_cpu_capability(), native_folder)
-    assert level is not None
+    few = load_model(model_path(family), pack=False, quantize=quantize)
+    _, library = open_library(CAPABILITIES[level], native_folder)
     assert library is not None
     steps = build_decoder(few, level, library)
     held = [Held(20), Held(9, stored=40, count=60), Held(13), Held(5), Held(30)]
