@@ -31,6 +31,7 @@ from kvstore.index.key_codes import KeyCodes, SharedCodes, encode_keys
 from kvstore.index.paged_rows import PagedRows
 from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
+from workers.model.weights.quantized_linear import Quantization
 from workers.native.attention import NativeAttention
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.sampling import ROTATIONS
@@ -41,6 +42,7 @@ SHAPES = {"7B": (4, 7, 128), "SmolLM2": (3, 3, 64), "reference": (2, 2, 64)}
 CPU_ROWS = (8192, 16_384, 32_768, 65_536, 262_144)
 GPU_ROWS = (8192, 32_768, 131_072)
 INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
+QUANTIZED: tuple[Quantization, ...] = ("int8", "int4")
 NATIVE = "exact, native"
 KERNELS = ("kernels, rows on the host", "kernels, rows on the GPU")
 
@@ -52,9 +54,7 @@ class Plan:
     seed: int = 0
     of: str = option("layer", choices=("layer", "steps"))
     model: str = option("reference", "of steps")
-    quantize: Literal["none", "int8", "int4"] = option(
-        "none", "of steps: its weights", choices=("none", "int8", "int4")
-    )
+    quantize: str = option("none", "of steps: its weights", choices=("none", *QUANTIZED))
     batches: tuple[int, ...] = option((1, 8), "sessions of a step")
     gpu: bool = option(False, "attend on a GPU, in bfloat16")
     rows: tuple[int, ...] = option(
@@ -87,7 +87,7 @@ def measure_steps(plan: Plan) -> Measured:
     """Measure whole steps of a model. Raises BadOptions where there is no native code."""
     if NativeAttention.open(ROTATIONS) is None:
         raise BadOptions("native code was not built: pip install -e . with a C++ compiler")
-    quantize = None if plan.quantize == "none" else plan.quantize
+    quantize = next((each for each in QUANTIZED if each == plan.quantize), None)
     model, tokenizer = decode_steps.load(plan.model, quantize)
     sizes = [
         decode_steps.Steps(rows, batch, plan.budget, plan.rounds, plan.seed)
