@@ -62,7 +62,6 @@ class Plan:
     )
     budget: int = option(256, "rows; a quarter is active")
     shapes: tuple[str, ...] = option(("7B",), "of the layer", choices=tuple(SHAPES))
-    indexes: tuple[str, ...] = option(INDEXES, choices=INDEXES)
     scan: float = option(0.1, "of the tree")
     rounds: int = 15
     threads: int = option(1, "on the host")
@@ -136,8 +135,6 @@ def time_step(n: int, shape: str, plan: Plan) -> Iterator[Row]:
         "full attention": lambda: scaled_dot_product_attention(asked, *whole)
     }
     for index in INDEXES:
-        if index not in plan.indexes:
-            continue
         settings = Retrieval(index=index, scan=plan.scan)
         layout = PageLayout(1, heads, dim, dtype, "made up")
         stored = build_copy(layout, settings, [(keys[0], values[0])], native)

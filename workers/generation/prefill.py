@@ -76,9 +76,8 @@ def prefill(
     blocks do. `before_step` runs before each step, with the number of recorded tokens that are
     appended already, negative in the prompt. source: of the stored rows, the engine's store unless
     given. `score` is called block by block with the logits at all tokens but the last,
-    `[t, vocabulary]`, and the tokens that follow. `beginning`: first tokens that other
-    sessions may begin with, where recurrent states are stored. `shared`: in a replay, first tokens
-    whose rows were taken from stored pages: blocks began behind them.
+    `[t, vocabulary]`, and the tokens that follow. `beginning`: first tokens that other sessions may
+    begin with, where recurrent states are stored. `shared`: in a replay, those taken from stored pages.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
@@ -87,10 +86,8 @@ def prefill(
     decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
     ends = _find_boundaries(engine, resident, (beginning, len(token_ids) - decoded))
     logits = torch.empty(0)
-    cuts = engine.long_sessions.find_cuts(resident.session, len(token_ids))
-    for block in _split(
-        len(token_ids), engine.settings.block_tokens, decoded, (*ends, *cuts, shared)
-    ):
+    cuts = (*ends, *engine.long_sessions.find_cuts(resident.session, len(token_ids)), shared)
+    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, cuts):
         wanted = _find_wanted(block, recorded) if keep_distribution else []
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
