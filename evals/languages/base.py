@@ -28,8 +28,8 @@ class Language:
       a fact after a sentence on a topic.
     - `draw_names(rng)`: distinct people in random order.
     - `draw_value(rng, attribute, used)`: a value unlike those before; `used` is added to.
-    - `state(rng, fact)`, `acknowledge(rng, fact)`, `ask(rng, fact)`: a statement, the reply to it and
-      a question, each a whole message.
+    - `state(rng, fact)`, `correct(rng, fact)`, `acknowledge(rng, fact)`, `ask(rng, fact)`: a statement, one
+      that gives a known fact a new value, the reply to either and a question, each a whole message.
     - `worded`: those of `attributes` whose values begin with a letter, which tells values apart by
       their first token.
     - `answer_prefix(fact)`: how a reply that gives a fact begins, up to the value.
@@ -54,6 +54,7 @@ class Language:
     draw_names: Callable[[Random], list[str]]
     draw_value: Callable[[Random, str, set[str]], str]
     state: Callable[[Random, Fact], str]
+    correct: Callable[[Random, Fact], str]
     acknowledge: Callable[[Random, Fact], str]
     ask: Callable[[Random, Fact], str]
     answer_prefix: Callable[[Fact], str]

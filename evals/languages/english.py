@@ -171,6 +171,11 @@ _REPLY_LINES = (
     "There is no hurry, since {topic} will still be there tomorrow.",
 )
 _TIMES_OF_DAY = ("early in the morning", "at noon", "in the evening", "right after breakfast")
+_CORRECTIONS = (
+    "Correction: the {attribute} of {name} is now {value}.",
+    "That has changed: the {attribute} of {name} is now {value}.",
+    "I was wrong before. The {attribute} of {name} is {value} now.",
+)
 _MAX_LINES = 3
 
 
@@ -192,6 +197,12 @@ def _clause(fact: Fact) -> str:
 
 def _state(rng: Random, fact: Fact) -> str:
     return rng.choice(_STATEMENTS).format(clause=_clause(fact))
+
+
+def _correct(rng: Random, fact: Fact) -> str:
+    return rng.choice(_CORRECTIONS).format(
+        attribute=fact.attribute, name=fact.name, value=fact.value
+    )
 
 
 def _acknowledge(rng: Random, fact: Fact) -> str:
@@ -262,6 +273,7 @@ ENGLISH = Language(
     draw_names=_draw_names,
     draw_value=_draw_value,
     state=_state,
+    correct=_correct,
     acknowledge=_acknowledge,
     ask=_ask,
     answer_prefix=_answer_prefix,

@@ -6,6 +6,7 @@ from evals.languages.base import Fact, Language
 from reference import chat
 from reference.conversation import (
     CLAUSE,
+    CORRECTIONS,
     MAX_FACTS,
     NOTED,
     QUESTIONS,
@@ -40,6 +41,12 @@ def _draw_value(rng: Random, attribute: str, used: set[str]) -> str:
 def _state(rng: Random, fact: Fact) -> str:
     clause = CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value)
     return capitalize(rng.choice(STATEMENTS).format(clause=clause))
+
+
+def _correct(rng: Random, fact: Fact) -> str:
+    return rng.choice(CORRECTIONS).format(
+        name=fact.name, attribute=fact.attribute, value=fact.value
+    )
 
 
 def _acknowledge(rng: Random, fact: Fact) -> str:
@@ -79,6 +86,7 @@ REFERENCE = Language(
     draw_names=_draw_names,
     draw_value=_draw_value,
     state=_state,
+    correct=_correct,
     acknowledge=_acknowledge,
     ask=_ask,
     answer_prefix=_answer_prefix,

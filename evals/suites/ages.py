@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise
-from typing import Any
+from typing import Any, Literal
 
 from evals import harness
 from evals.configs import RunConfig
@@ -18,8 +18,9 @@ from evals.harness import Message, Session, Setup
 from evals.languages.base import Fact, Language
 from evals.languages.choice import get_language
 from evals.suite import Record, Suite
-from evals.summary import group_by, mean_row
+from evals.summary import group_by, mean, mean_row
 from kvrecall_server.reporting.results import Row, speed_row
+from workers.positions.chunks import Chunks
 
 FACTS = 42
 LENGTHS = (16_000, 48_000)
@@ -28,13 +29,18 @@ CONFIGS = ('icecache{"share":0.25}', 'icecache{"share":0.005}')
 _TOPICS = 4
 _CHATS_ON_A_TOPIC = 5
 
+# Words of a statement that gives a fact a new value: they say so, they are those of any statement; or none has one.
+Corrected = Literal["", "marked", "unmarked"]
+
 
 @dataclass(frozen=True)
 class Ages:
     """One conversation of about `tokens` tokens with so many facts, under one configuration.
 
     `chunk`: tokens of a chunk of positions behind the model's window; 0: the worker's default. `ages`: of the
-    facts, in windows of the model, to a quarter of a window; none: all that there are.
+    facts, in windows of the model, to a quarter of a window; none: all that there are. `corrected`: half as many
+    facts are stated, and each gets another value somewhere behind its statement, in words that say so or not;
+    empty: none does.
     """
 
     setup: Setup
@@ -42,6 +48,7 @@ class Ages:
     facts: int
     chunk: int = 0
     ages: tuple[float, ...] = ()
+    corrected: Corrected = ""
 
     @property
     def label(self) -> str:
@@ -51,11 +58,16 @@ class Ages:
 
 @dataclass(frozen=True)
 class PlantedFact:
-    """A fact, its question, and the number of messages before its statement."""
+    """A fact with its newest value, its question, and the number of messages before the statement of that.
+
+    `outdated`: the value before; None if there was none. `first_place`: as `place`, of the first statement.
+    """
 
     fact: Fact
     question: str
     place: int
+    outdated: str | None = None
+    first_place: int = 0
 
 
 def suite(
@@ -66,10 +78,11 @@ def suite(
     facts: int = FACTS,
     chunks: Sequence[int] = (0,),
     ages: Sequence[float] = (),
+    corrected: Corrected = "",
 ) -> Suite[Ages]:
     """All configurations, with chunks of each size, on `conversations` conversations of each length."""
     units = [
-        Ages(replace(setup, seed=seed, config=config), tokens, facts, chunk, tuple(ages))
+        Ages(replace(setup, seed=seed, config=config), tokens, facts, chunk, tuple(ages), corrected)
         for tokens in lengths
         for seed in range(setup.seed, setup.seed + conversations)
         for config in configs
@@ -87,7 +100,6 @@ def build_conversation(
     rng = random.Random(f"ages:{unit.setup.seed}:{unit.tokens}:{unit.facts}")
     names = language.draw_names(rng)[: unit.facts]
     messages: list[Message] = [{"role": "system", "content": rng.choice(language.system_lines)}]
-    planted: list[PlantedFact] = []
     used = set[str]()
     chat = _draw_chat(rng, language)
     length = 0
@@ -101,19 +113,38 @@ def build_conversation(
         length += count_tokens(said)
         messages.extend(said)
 
-    stretches = _find_stretches(unit, len(names), window)
+    statements = _plan_statements(rng, unit, names)
+    stretches = _find_stretches(unit, len(statements), window)
     ends = [begin for begin, _ in stretches[1:]] + [unit.tokens]
-    for name, (begin, end), behind in zip(names, stretches, ends, strict=True):
+    stated = dict[str, PlantedFact]()
+    for name, (begin, end), behind in zip(statements, stretches, ends, strict=True):
         place = rng.uniform(begin, begin + 0.8 * (end - begin))
         while length < place:
             say(next(chat))
-        attribute = rng.choice(language.attributes)
+        before = stated.get(name)
+        attribute = rng.choice(language.attributes) if before is None else before.fact.attribute
         fact = Fact(name, attribute, language.draw_value(rng, attribute, used))
-        planted.append(PlantedFact(fact, language.ask(rng, fact), len(messages)))
-        say([language.state(rng, fact), language.acknowledge(rng, fact)])
+        question, at = language.ask(rng, fact), len(messages)
+        stated[name] = (
+            PlantedFact(fact, question, at, first_place=at)
+            if before is None
+            else PlantedFact(fact, question, at, before.fact.value, before.place)
+        )
+        is_marked = before is not None and unit.corrected == "marked"
+        word = language.correct if is_marked else language.state
+        say([word(rng, fact), language.acknowledge(rng, fact)])
         while length < behind:
             say(next(chat))
-    return messages, planted
+    return messages, list(stated.values())
+
+
+def _plan_statements(rng: random.Random, unit: Ages, names: Sequence[str]) -> list[str]:
+    """Plan whose fact each statement is of: one of each, or two of each of half as many, at any two places."""
+    if not unit.corrected:
+        return list(names)
+    twice = [*names[: len(names) // 2]] * 2
+    rng.shuffle(twice)
+    return twice
 
 
 def _find_stretches(unit: Ages, facts: int, window: int) -> list[tuple[int, int]]:
@@ -153,15 +184,33 @@ def run(unit: Ages) -> list[Record]:
     messages, planted = build_conversation(unit, language, count_tokens, window)
     with harness.open_session(unit.setup, messages, unit.chunk or None) as session:
         length = session.memory.length
-        return [
-            {
-                **_ask(unit, session, each, language),
-                "age": length - count_tokens(messages[: each.place]),
-                "length": length,
-                "window": window,
-            }
-            for each in planted
-        ]
+        chunks = session.scheduler.engine.long_sessions.chunks
+        records = list[Record]()
+        for each in planted:
+            first, last = (count_tokens(messages[:at]) for at in (each.first_place, each.place))
+            records.append(
+                {
+                    **_ask(unit, session, each, language),
+                    "age": length - last,
+                    "first_age": length - first,
+                    "length": length,
+                    "window": window,
+                    "in_order": chunks is None or keep_order(chunks, length, first, last),
+                }
+            )
+        return records
+
+
+def keep_order(chunks: Chunks, length: int, first: int, last: int) -> bool:
+    """Check if a session of `length` tokens sees the token at `first` before the later one at `last`."""
+    if length < chunks.window:
+        return True
+    shifts = chunks.find_segments(length)
+    first_seen, last_seen = (
+        chunks.place(at) + next(each.shift for each in reversed(shifts) if each.start <= at)
+        for at in (first, last)
+    )
+    return first_seen <= last_seen
 
 
 def _ask(unit: Ages, session: Session, planted: PlantedFact, language: Language) -> dict[str, Any]:
@@ -178,27 +227,40 @@ def _ask(unit: Ages, session: Session, planted: PlantedFact, language: Language)
         "expected": planted.fact.value,
         "reply": done.message.content,
         "right": float(language.is_answer(done.message.content, planted.fact.value)),
+        "corrected": unit.corrected,
+        "outdated": float(
+            planted.outdated is not None
+            and language.is_answer(done.message.content, planted.outdated)
+        ),
         "seconds": {"prefill": session.seconds, "answer": time.perf_counter() - started},
     }
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """Right answers by length and age, in windows of the model, then seconds of an answer."""
+    """Right answers by length and age, in windows of the model, then seconds of an answer.
+
+    Of facts that got a new value by the order in which both statements are seen.
+    """
     rows: list[Row] = []
-    aged = [{**each, "windows": each["age"] // each["window"]} for each in records]
-    cells = group_by(aged, "arm", "chunk", "tokens", "windows")
-    for (arm, chunk, tokens, windows), group in sorted(cells.items()):
+    placed = [{**each, "place": _name_place(each)} for each in records]
+    cells = group_by(placed, "arm", "chunk", "tokens", "corrected", "place")
+    for (arm, chunk, tokens, corrected, place), group in sorted(cells.items()):
         columns = {"method": arm, "k": 0, "budget": group[0]["rows"], "tokens": tokens}
-        rows += mean_row(
-            f"{tokens} tokens, {windows} to {windows + 1} windows ago",
-            [each["right"] for each in group],
-            seed,
-            **columns,
-            chunk=chunk,
-            windows_ago=windows,
-        )
-    for (arm, chunk, tokens), group in group_by(aged, "arm", "chunk", "tokens").items():
+        columns |= {"chunk": chunk, "corrected": corrected}
+        columns |= {"outdated": mean(each["outdated"] for each in group)} if corrected else {}
+        rights = [each["right"] for each in group]
+        rows += mean_row(f"{tokens} tokens, {place}", rights, seed, **columns)
+    for (arm, chunk, tokens), group in group_by(placed, "arm", "chunk", "tokens").items():
         seconds = [each["seconds"]["answer"] for each in group]
         name = f"{arm}, {tokens} tokens, chunks of {chunk or 'default'}"
         rows.append(speed_row(name, "answer", "seconds", seconds))
     return rows
+
+
+def _name_place(record: Record) -> str:
+    """Name where a fact's statements are, for the rows."""
+    if not record["corrected"]:
+        windows = record["age"] // record["window"]
+        return f"{windows} to {windows + 1} windows ago"
+    order = "in their order" if record["in_order"] else "the other way round"
+    return f"new value {record['corrected']}, both statements seen {order}"

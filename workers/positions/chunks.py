@@ -76,7 +76,7 @@ class Chunks:
             older.append(Segment(self.window, -2 * self.size))
         computed = 2 * self.size if before >= self.window else before
         segments = [*older, Segment(max(0, before), self.size - computed), Segment(own, 0)]
-        return _merge(segments)
+        return merge_segments(segments)
 
 
 def choose_size(window: int, page_tokens: int) -> int | None:
@@ -92,7 +92,7 @@ def choose_size(window: int, page_tokens: int) -> int | None:
     return max(page_tokens, window // 6 - window // 6 % unit)
 
 
-def _merge(segments: list[Segment]) -> tuple[Segment, ...]:
+def merge_segments(segments: list[Segment]) -> tuple[Segment, ...]:
     """Join adjacent segments of one shift."""
     changed = [after for before, after in pairwise(segments) if before.shift != after.shift]
     return (segments[0], *changed)

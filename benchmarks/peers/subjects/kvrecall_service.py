@@ -19,7 +19,7 @@ class KvrecallService:
     """A session of `kvrecall serve`, whose data is in `folder`; `rows` None leaves its budget out.
 
     With `pause` seconds a tool's pause is reported to the service, which repairs in it; None lets
-    every pause pass in no time.
+    every pause pass in no time. quantize: bits of the weights; None for those of the file in bfloat16.
     """
 
     def __init__(
@@ -30,11 +30,13 @@ class KvrecallService:
         rows: int | None,
         options: SessionOptions,
         pause: float | None,
+        quantize: str | None = None,
     ) -> None:
         self._arguments = ["--model", model, "--data", str(folder / "data"), "--log", "json"]
         self._arguments += ["--host", "127.0.0.1", "--port", "0"]
         self._arguments += ["--slots", "1"]
         self._arguments += [] if rows is None else ["--budget", str(rows)]
+        self._arguments += [] if quantize is None else ["--quantize", quantize]
         self._log = folder / "server.log"
         self._environment: Mapping[str, str] = process_environment(threads)
         self._options = options

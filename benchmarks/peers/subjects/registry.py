@@ -70,6 +70,10 @@ def list_peers(plan: Plan, setting: Setting) -> Mapping[str, Build]:
             plan, setting, folder, save_slot=True
         ),
     }
+    peers["kvrecall, 4 bits, full cache"] = lambda folder: _kvrecall(
+        plan, folder, plan.capacity, _full_options(plan), None, "int4"
+    )
+    peers["kvrecall, 4 bits, nothing named"] = _kvrecall_in(plan, None, _NOTHING, "int4")
     peers["kvrecall, nothing named"] = _kvrecall_in(plan, None, _NOTHING)
     peers["kvrecall, nothing named but repairs"] = _kvrecall_in(plan, None, _PAUSES)
     for share in _SHARES:
@@ -83,8 +87,11 @@ def list_peers(plan: Plan, setting: Setting) -> Mapping[str, Build]:
     return peers
 
 
-def _kvrecall_in(plan: Plan, rows: int | None, options: SessionOptions) -> Build:
-    return lambda folder: _kvrecall(plan, folder, rows, {"budget": rows, **options}, plan.pause)
+def _kvrecall_in(
+    plan: Plan, rows: int | None, options: SessionOptions, quantize: str | None = None
+) -> Build:
+    named: SessionOptions = {"budget": rows, **options}
+    return lambda folder: _kvrecall(plan, folder, rows, named, plan.pause, quantize)
 
 
 def _kvpress_in(plan: Plan, setting: Setting, rows: int) -> Build:
@@ -99,11 +106,15 @@ def _full_options(plan: Plan) -> SessionOptions:
 
 
 def _kvrecall(
-    plan: Plan, folder: Path, rows: int | None, options: SessionOptions, pause: float | None
+    plan: Plan,
+    folder: Path,
+    rows: int | None,
+    options: SessionOptions,
+    pause: float | None,
+    quantize: str | None = None,
 ) -> Peer:
-    return KvrecallService(
-        plan.model, folder, plan.threads, rows, {**options, "seed": plan.seed}, pause
-    )
+    seeded: SessionOptions = {**options, "seed": plan.seed}
+    return KvrecallService(plan.model, folder, plan.threads, rows, seeded, pause, quantize)
 
 
 def _transformers(plan: Plan, setting: Setting, mode: str) -> Peer:

@@ -62,7 +62,7 @@ def _ask(
     unit: Answering, session: Session, question: Question, built: episodes.BuiltEpisodes | None
 ) -> Record:
     matched = episodes.match_text(built, question.text)
-    messages = [{"role": "user", "content": _PROMPT.format(question=question.text)}]
+    messages = [{"role": "user", "content": ask_briefly(question)}]
     done = session.ask(messages, harness.MAX_REPLY_TOKENS, matched.episode if matched else None)
     return {
         "kind": "answer",
@@ -79,6 +79,11 @@ def _ask(
         "f1": f1(done.message.content, question),
         "seconds": {"prefill": session.seconds},
     }
+
+
+def ask_briefly(question: Question) -> str:
+    """Word a question so that its answer is short."""
+    return _PROMPT.format(question=question.text)
 
 
 def fit_history(

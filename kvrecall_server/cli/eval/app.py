@@ -9,6 +9,7 @@ from rich.console import Console
 from kvrecall_server.cli.eval.multiturn import multiturn_command
 from kvrecall_server.cli.eval.quality import (
     ages_command,
+    earlier_command,
     fidelity_command,
     locomo_command,
     longconv_command,
@@ -37,6 +38,7 @@ def _add(name: str, command: Callable[..., None]) -> None:
 _add("longconv", longconv_command)
 _add("passkey", passkey_command)
 _add("ages", ages_command)
+_add("earlier", earlier_command)
 _add("fidelity", fidelity_command)
 _add("methods", methods_command)
 _add("locomo", locomo_command)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -118,6 +118,10 @@ def ages_command(
             min=0, help="Age of facts, in windows of the model; repeatable. Default: all ages."
         ),
     ] = None,
+    corrected: Annotated[
+        Literal["no", "marked", "unmarked"],
+        typer.Option(help="Give facts another value later, in words that say so or not."),
+    ] = "no",
     methods: Methods = None,
     budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
     chunks: Annotated[
@@ -138,7 +142,56 @@ def ages_command(
     setup = build_setup(model, budget, seed, block, "4")
     configs = parse_configs(split_words(methods) or list(ages.CONFIGS))
     sizes = (lengths or ages.LENGTHS, facts, chunks or [0], at or ())
-    run_suite(ages.suite(setup, configs, conversations, *sizes), json, processes, fresh)
+    words: ages.Corrected = "" if corrected == "no" else corrected
+    run_suite(ages.suite(setup, configs, conversations, *sizes, words), json, processes, fresh)
+
+
+def earlier_command(
+    json: Json,
+    model: Model = REFERENCE,
+    cases: Annotated[
+        int, typer.Option("--limit", min=1, help="Cases: generated ones, or files of --data.")
+    ] = 4,
+    arms: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the new session has of the earlier ones: rows, one-session, newest-text, "
+            "passages, summaries, nothing; repeatable. Default: all."
+        ),
+    ] = None,
+    sessions: Annotated[int, typer.Option(min=1, help="Earlier sessions of a generated case.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of each of these, in tokens.")] = 4000,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Questions of a case; at most 42 of a generated one.")
+    ] = 42,
+    source: Annotated[
+        Path | None, typer.Option("--data", exists=True, help="LoCoMo file or folder.")
+    ] = None,
+    chunks: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Tokens of a chunk of positions; repeatable. 0: the default."),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
+    block: Block = 256,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Answers in a new session about earlier ones, by what it has of them: rows, text or nothing."""
+    from evals.configs import parse_config
+    from evals.suites.earlier import suite as earlier
+    from evals.suites.earlier.arms import ARMS
+
+    chosen = [each.replace("-", " ") for each in arms or ARMS]
+    if unknown := [each for each in chosen if each not in ARMS]:
+        expected = ", ".join(each.replace(" ", "-") for each in ARMS)
+        raise typer.BadParameter(f"unknown arm {unknown[0]!r}; expected one of {expected}")
+    setup = replace(
+        build_setup(model, budget, seed, block, "4"), config=parse_config(earlier.CONFIG)
+    )
+    first = earlier.Earlier(setup, "", 0, sessions, tokens, questions)
+    absolute = None if source is None else source.absolute()
+    run_suite(earlier.suite(first, chosen, chunks or [0], cases, absolute), json, processes, fresh)
 
 
 def fidelity_command(

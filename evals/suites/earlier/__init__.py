@@ -1,0 +1,1 @@
+"""Suite earlier: questions in a new session about sessions before it."""

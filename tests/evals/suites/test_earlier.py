@@ -1,0 +1,95 @@
+"""Suite earlier: what a new session answers about those before it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evals.harness import Setup
+from evals.suites.earlier import suite as earlier
+from evals.suites.earlier.arms import ARMS
+from evals.suites.earlier.cases import plant_facts, read_locomo
+from evals.suites.earlier.remembered_chunks import RememberedChunks
+from evals.suites.earlier.suite import Earlier
+
+MakeSetup = Callable[..., Setup]
+
+LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=4).map(tuple)
+
+
+@pytest.fixture
+def first(make_setup: MakeSetup) -> Earlier:
+    """Two short sessions with four facts."""
+    return Earlier(make_setup(earlier.CONFIG, "128"), "", 0, sessions=2, tokens=400, questions=4)
+
+
+@given(LENGTHS, st.integers(1, 30), st.integers(0, 200))
+def test_rows_of_others_are_seen_in_one_chunk_in_the_order_of_their_places(
+    lengths: tuple[int, ...], size: int, beyond: int
+) -> None:
+    start = sum(lengths)
+    chunks = RememberedChunks(start, size, lengths)
+    segments = chunks.find_segments(start + beyond)
+    seen = dict[int, int]()
+    row = 0
+    for length in lengths:
+        for place in range(length):
+            shift = next(each.shift for each in reversed(segments) if each.start <= row)
+            seen[row] = place + shift
+            assert seen[row] == place % size
+            row += 1
+    query = chunks.place(start + beyond)
+    assert all(size < query - place + size for place in seen.values())
+    assert all(size <= query - place + size - 1 < 4 * size for place in seen.values())
+    # Its own tokens of this chunk and of the one before are at their true distances.
+    own = chunks.find_start(start + beyond)
+    for at in range(max(start, own - size), start + beyond + 1):
+        shift = next(each.shift for each in reversed(segments) if each.start <= at)
+        assert query - (chunks.place(at) + shift) == start + beyond - at
+
+
+def test_rows_that_do_not_end_where_the_new_session_begins_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rows of \(3, 4\) tokens do not end at 8"):
+        RememberedChunks(8, 2, (3, 4))
+
+
+def test_each_fact_is_stated_in_the_session_that_its_question_names(first: Earlier) -> None:
+    case = plant_facts(first.setup, 2, 400, 4)
+    assert len(case.sessions) == 2
+    assert [said[0]["role"] for said in case.sessions] == ["system", "system"]
+    for asked in case.questions:
+        stating = [
+            index
+            for index, said in enumerate(case.sessions)
+            if any(asked.expected in message["content"] for message in said)
+        ]
+        assert stating == [asked.session]
+        assert asked.score(f"It is {asked.expected}") == 1.0
+        assert asked.score("I do not know") == 0.0
+
+
+def test_sessions_of_a_recording_have_the_lines_of_their_questions(locomo_file: Path) -> None:
+    case = read_locomo(locomo_file, 3, seed=0)
+    assert [len(said) for said in case.sessions] == [5, 5]
+    assert {asked.text.rpartition(": ")[2]: asked.session for asked in case.questions} == {
+        "Which tomatoes did Ada plant?": 0,
+        "Where is the concert?": 1,
+        "When was the concert?": 1,
+    }
+    again = read_locomo(locomo_file, 3, seed=0)
+    assert [each.text for each in again.questions] == [each.text for each in case.questions]
+
+
+def test_what_is_brought_back_is_answered_and_nothing_else(first: Earlier) -> None:
+    suite = earlier.suite(first, list(ARMS), [0, 64], 1, None)
+    records = [record for unit in suite.units for record in suite.run(unit)]
+    rows = {row["method"]: row["mean"] for row in suite.rows(records) if "mean" in row}
+    remembered = ("rows", "one session", "newest text", "passages")
+    assert {arm: rows[arm] for arm in remembered} == dict.fromkeys(remembered, 1.0)
+    assert rows["nothing"] == 0.0
+    assert {"rows, chunks of 64", "one session, chunks of 64", "summaries"} <= set(rows)
+    tokens: dict[str, Any] = {each["arm"]: each["prompt_tokens"] for each in records}
+    assert tokens["rows"] == tokens["nothing"] < tokens["passages"]
