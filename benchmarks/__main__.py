@@ -24,6 +24,7 @@ MODULES = {
     "gpu": "benchmarks.gpu",
     "hybrid": "benchmarks.hybrid.benchmark",
     "llama-cpp": "benchmarks.foreign_suites.benchmark",
+    "long-turns": "benchmarks.long_turns",
     "metering": "benchmarks.metering.benchmark",
     "moves": "benchmarks.moves",
     "pause-slots": "benchmarks.pause_slots.benchmark",

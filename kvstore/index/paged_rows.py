@@ -59,6 +59,13 @@ class PagedRows:
         keys = self.keys(layer)
         return keys, keys if self.layout.latent else self._join(slice(layer, layer + 1), 1)[0]
 
+    def split_rows(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Split a layer's keys and values by pages: views, `[n_kv_heads, n, head_dim]` each."""
+        keys = [page[0] for page in self._split(slice(layer, layer + 1), 0, slice(None))]
+        if self.layout.latent:
+            return keys, keys
+        return keys, [page[0] for page in self._split(slice(layer, layer + 1), 1, slice(None))]
+
     def gather(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Gather positions, int64 `[n_kv_heads, m]`, -1 for none, which yields zeros.
 
@@ -82,6 +89,10 @@ class PagedRows:
 
     def _join(self, layers: slice, part: int, rows: slice = slice(None)) -> Tensor:
         """Join some rows of one part of some layers, `[layers, n_kv_heads, n, head_dim]`."""
+        return torch.cat(self._split(layers, part, rows), 2)
+
+    def _split(self, layers: slice, part: int, rows: slice) -> list[Tensor]:
+        """Split some rows of one part of some layers by pages, as `_join`."""
         start, stop, _ = rows.indices(self.length)
         tokens = self.layout.page_tokens
         first = start // tokens
@@ -90,8 +101,8 @@ class PagedRows:
             layout = self.layout
             count = len(range(layout.n_layers)[layers])
             shape = (count, layout.n_kv_heads, 0, layout.head_dim)
-            return torch.empty(shape, dtype=layout.dtype)
-        joined = [page[layers, part] for page in pages]
-        joined[-1] = joined[-1][:, :, : stop - (first + len(pages) - 1) * tokens]
-        joined[0] = joined[0][:, :, start - first * tokens :]
-        return torch.cat(joined, 2)
+            return [torch.empty(shape, dtype=layout.dtype)]
+        split = [page[layers, part] for page in pages]
+        split[-1] = split[-1][:, :, : stop - (first + len(pages) - 1) * tokens]
+        split[0] = split[0][:, :, start - first * tokens :]
+        return split

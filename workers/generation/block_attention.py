@@ -52,14 +52,15 @@ def _join_stored(
     if owner is session:
         copy = yield from fill_host_copy(engine, resident, source, index=False)
         if copy is not None:
-            return concatenate(copy.rows.rows, transfers)
+            return concatenate(copy.rows.split_rows, transfers)
     yield from wait_for_writes(engine, owner)
     heads = engine.store.layout.n_kv_heads
     positions = torch.arange(session.length).expand(heads, -1).contiguous()
     rows = source or engine.store
 
-    def read(layer: int) -> tuple[Tensor, Tensor]:
+    def read(layer: int) -> tuple[list[Tensor], list[Tensor]]:
         with map_store_errors():
-            return rows.gather_heads(session.name, layer, positions)
+            keys, values = rows.gather_heads(session.name, layer, positions)
+        return [keys], [values]
 
     return concatenate(read, transfers)

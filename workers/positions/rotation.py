@@ -34,8 +34,12 @@ class Rotation:
         pairs = len(self.angles)
         if not pairs:
             return vectors
-        turned = vectors.clone()
-        part = turned[..., self.first : self.first + 2 * pairs]
+        return self.turn_in_place(vectors.clone(), cosines, sines)
+
+    def turn_in_place(self, vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        """Turn vectors as `turn`, where they are; returns them."""
+        pairs = len(self.angles)
+        part = vectors[..., self.first : self.first + 2 * pairs]
         if self.interleaved:
             left, right = part[..., 0::2], part[..., 1::2]
         else:
@@ -44,4 +48,4 @@ class Rotation:
         both = a * cosines - b * sines, b * cosines + a * sines
         left.copy_(both[0])
         right.copy_(both[1])
-        return turned
+        return vectors

@@ -9,6 +9,9 @@ from torch import Tensor
 from workers.positions.chunks import Segment
 from workers.positions.tables import RotationTables
 
+# Keys that are turned at once: what they are computed in stays in a processor's cache.
+_TILE_ROWS = 1024
+
 
 class SeenRows:
     """The rows of a session's layers of one kind, by the segments of a pass (`Chunks.find_segments`).
@@ -58,13 +61,16 @@ class SeenRows:
 
     def turn_run(self, layer: int, keys: Tensor, first: int = 0) -> Tensor:
         """Turn keys `[..., n, head_dim]` of consecutive positions from `first` on, as `turn`."""
+        return self.turn_run_in_place(layer, keys.clone(), first)
+
+    def turn_run_in_place(self, layer: int, keys: Tensor, first: int = 0) -> Tensor:
+        """Turn keys as `turn_run`, where they are; returns them."""
         rotation, cosines, sines = self._tables.get(layer, self._shifts, keys.device)
         parts = torch.split(keys, self.split(first, keys.shape[-2]), -2)
-        turned = [
-            rotation.turn(part, cosines[index], sines[index]) if shift else part
-            for index, (part, shift) in enumerate(zip(parts, self._shifts, strict=True))
-        ]
-        return torch.cat(turned, -2)
+        for index, (part, shift) in enumerate(zip(parts, self._shifts, strict=True)):
+            for tile in torch.split(part, _TILE_ROWS, -2) if shift else ():
+                rotation.turn_in_place(tile, cosines[index], sines[index])
+        return keys
 
     def turn_queries(self, layer: int, queries: Tensor) -> Tensor:
         """Turn queries `[n_kv_heads, group, head_dim]` to ask each segment's keys as they were computed.

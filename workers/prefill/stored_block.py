@@ -13,23 +13,24 @@ from workers.positions.seen_rows import SeenRows
 # Cells of a mask: queries of a KV head times rows.
 _MASK_CELLS = 2**24
 
-# A layer -> keys and values of all rows from before the block, `[n_kv_heads, m, head_dim]`, on the host.
-ReadRows = Callable[[int], tuple[Tensor, Tensor]]
+# A layer -> keys and values of all rows from before the block on the host, `[n_kv_heads, m, head_dim]`, each in
+# parts that follow each other.
+ReadRows = Callable[[int], tuple[list[Tensor], list[Tensor]]]
 # A layer, and the block's own keys and values `[n_kv_heads, t, head_dim]` on the device -> those of all
-# rows, the block's at the end, on the device.
+# rows, the block's at the end, in new memory of the device.
 JoinRows = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def concatenate(read: ReadRows, transfers: Transfers) -> JoinRows:
-    """Join rows that are read from the host with those of a block, in a new tensor."""
+    """Join rows that are read from the host with those of a block: on a CPU in one copy."""
+
+    def append(parts: list[Tensor], own: Tensor) -> Tensor:
+        before = parts if own.device.type == "cpu" else transfers.to_device([torch.cat(parts, 1)])
+        return torch.cat([*(each.to(own.dtype) for each in before), own], 1)
 
     def join(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        stored = transfers.to_device(read(layer))
-        joined = (
-            torch.cat([before.to(own.dtype), own], 1)
-            for before, own in zip(stored, (keys, values), strict=True)
-        )
-        return next(joined), next(joined)
+        stored = read(layer)
+        return append(stored[0], keys), append(stored[1], values)
 
     return join
 
@@ -70,7 +71,7 @@ class StoredBlock:
         )
         keys, values = self._join(layer, key[0].gather(1, own), value[0].gather(1, own))
         if self._seen is not None:
-            keys = self._seen.turn_run(layer, keys)
+            self._seen.turn_run_in_place(layer, keys)
         grouped = query[0].view(heads, -1, tokens, head_dim)
         out = torch.empty_like(grouped)
         at_once = max(1, _MASK_CELLS // (n_heads // heads * keys.shape[1]))

@@ -104,7 +104,10 @@ def test_every_suite_explains_its_options(command: Callable[..., Any]) -> None:
         (("longconv", "--episodes", "many"), "neither a number of episodes nor auto"),
         (("fidelity", "--data", "nowhere.json"), "nowhere.json cannot be read"),
         (("locomo", "--data", "nowhere.json"), "nowhere.json is no LoCoMo file"),
-        (("earlier", "--arms", "dreams"), "unknown arm 'dreams'; expected one of rows, one-session"),
+        (
+            ("earlier", "--arms", "dreams"),
+            "unknown arm 'dreams'; expected one of rows, one-session",
+        ),
         (("multiturn", "--kinds", "locomo"), "name its files by --data"),
         (("multiturn", "--places", "front"), "there is no place 'front'"),
         (("mq-niah", "--suite", "4q revisit"), "is no suite of mq-niah"),

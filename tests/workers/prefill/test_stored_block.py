@@ -54,9 +54,10 @@ def test_a_block_attends_to_all_rows_whichever_are_active(
     slots = torch.cat([held, torch.zeros_like(empty)], 1)[..., None].expand(-1, -1, HEAD_DIM)
     layers = []
 
-    def read(layer: int) -> tuple[Tensor, Tensor]:
+    def read(layer: int) -> tuple[list[Tensor], list[Tensor]]:
         layers.append(layer)
-        return keys[:, :first], values[:, :first]
+        cut = first // 2
+        return [keys[:, :cut], keys[:, cut:first]], [values[:, :first]]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_block, "_MASK_CELLS", cells)
@@ -78,7 +79,7 @@ def test_the_result_has_the_queries_dtype() -> None:
     rows = torch.ones(1, N_KV_HEADS, 1, HEAD_DIM, dtype=torch.bfloat16)
     queries = torch.ones(1, N_HEADS, 1, HEAD_DIM, dtype=torch.bfloat16)
     block = StoredBlock(
-        1, concatenate(lambda _: (rows[0], rows[0]), Transfers(torch.device("cpu")))
+        1, concatenate(lambda _: ([rows[0]], [rows[0]]), Transfers(torch.device("cpu")))
     )
     positions = torch.ones(1, N_KV_HEADS, 1, dtype=torch.int32)
     found = block.attend(0, queries, rows, rows, positions, Logits(1.0))
