@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -10,12 +11,15 @@ from evals.configs import budget_rows
 from evals.episodes import embed
 from evals.harness import Message, Session, Setup
 from evals.suites.earlier.cases import Case
+from evals.suites.earlier.placed_pages import PlacedPages
 from evals.suites.earlier.remembered_chunks import RememberedChunks
+from kvrecall.domain.page_ids import ID_BYTES
+from kvrecall.domain.utterances import Utterance
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.scheduler.scheduler import Scheduler
 
 PASSAGES = 5
-"""Exchanges that are brought back as text."""
+"""Exchanges that are brought back, as text or as rows."""
 _SUMMARY_TOKENS = 96
 _SUMMARIZE = "Summarize what was said, with all names and facts."
 _BEFORE = "What was said in earlier conversations:"
@@ -91,19 +95,87 @@ def _truncate(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
         yield lambda question: (session, [])
 
 
-@contextmanager
-def _retrieve_text(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
-    """The exchanges nearest to the question by the sentence encoder, said again before it."""
-    exchanges = case.exchanges
-    vectors = embed([" ".join(str(each["content"]) for each in said) for said in exchanges])
+def _find_nearest(texts: Sequence[str]) -> Callable[[str], list[int]]:
+    """Find the texts nearest to a question by the sentence encoder, the nearest last."""
+    vectors = embed(texts)
+    return lambda question: [
+        int(index) for index in np.argsort(vectors @ embed([question])[0])[-PASSAGES:]
+    ]
 
-    def find(question: str) -> list[Message]:
-        nearest = np.argsort(vectors @ embed([question])[0])[::-1][:PASSAGES]
-        return [message for index in sorted(nearest) for message in exchanges[index]]
+
+def _join(said: Sequence[Message]) -> str:
+    return " ".join(str(each["content"]) for each in said)
+
+
+@contextmanager
+def _retrieve_text(
+    setup: Setup, case: Case, chunk: int | None, *, as_said: bool = True
+) -> Iterator[Ask]:
+    """The exchanges nearest to the question, said again before it: as they were said, or the nearest last."""
+    exchanges = case.exchanges
+    find = _find_nearest([_join(each) for each in exchanges])
+
+    def repeat(question: str) -> list[Message]:
+        nearest = sorted(find(question)) if as_said else find(question)
+        return [message for index in nearest for message in exchanges[index]]
 
     with _open_worker(setup, chunk) as worker:
         session = _open_new(worker, setup, "asked")
-        yield lambda question: (session, [case.system, *find(question)])
+        yield lambda question: (session, [case.system, *repeat(question)])
+
+
+@contextmanager
+def _place_passages(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
+    """Rows of the exchanges nearest to the question, in whole pages, the nearest last, right before the new session.
+
+    Before them the first page of the first session, whose first rows heads attend to where nothing else fits
+    (StreamingLLM's sinks). No text is prefilled.
+    """
+    with _open_worker(setup, chunk) as worker:
+        earlier = [
+            _append(_open_new(worker, setup, f"earlier-{index}"), setup, messages)
+            for index, messages in enumerate(case.sessions)
+        ]
+        passages = [
+            (index, *passage)
+            for index, session in enumerate(earlier)
+            for passage in _split_passages(session)
+        ]
+        find = _find_nearest([text for *_, text in passages])
+        tokens = worker.engine.store.layout.page_tokens
+        whole = [session.state.length // tokens for session in earlier]
+
+        def begin(question: str) -> tuple[Session, list[Message]]:
+            pages = {(0, 0): None}
+            for index, start, stop, _ in (passages[each] for each in find(question)):
+                last = min(-(-stop // tokens), whole[index])
+                pages |= {(index, page): None for page in range(start // tokens, last)}
+            session = _open_new(worker, setup, "asked")
+            session.state = pb.SessionState(
+                length=len(pages) * tokens,
+                page_ids=b"".join(
+                    earlier[index].state.page_ids[page * ID_BYTES : (page + 1) * ID_BYTES]
+                    for index, page in pages
+                ),
+                state_version=earlier[0].state.state_version,
+                layer_rows=earlier[0].state.layer_rows,
+            )
+            firsts = tuple(page * tokens for _, page in pages)
+            worker.engine.long_sessions.chunks = PlacedPages(len(pages) * tokens, tokens, firsts)
+            return session, [case.system]
+
+        yield begin
+
+
+def _split_passages(session: Session) -> Iterator[tuple[int, int, str]]:
+    """Split a session's log into exchanges: first token, the one behind the last, text."""
+    said: list[Utterance] = []
+    for each in [*session.utterances, None]:
+        if said and (each is None or (each.side == "user" and said[-1].side == "assistant")):
+            yield said[0].start, said[-1].stop, " ".join(one.text for one in said)
+            said = []
+        if each is not None:
+            said.append(each)
 
 
 @contextmanager
@@ -134,7 +206,9 @@ ARMS: Mapping[str, Callable[[Setup, Case, int | None], AbstractContextManager[As
     "rows": _remember_rows,
     "one session": _continue_one,
     "newest text": _truncate,
+    "rows of passages": _place_passages,
     "passages": _retrieve_text,
+    "passages nearest last": partial(_retrieve_text, as_said=False),
     "summaries": _summarize,
     "nothing": _bring_nothing,
 }

@@ -155,8 +155,8 @@ def earlier_command(
     arms: Annotated[
         list[str] | None,
         typer.Option(
-            help="What the new session has of the earlier ones: rows, one-session, newest-text, "
-            "passages, summaries, nothing; repeatable. Default: all."
+            help="What the new session has of the earlier ones: rows, rows-of-passages, one-session, "
+            "newest-text, passages, passages-nearest-last, summaries, nothing; repeatable. Default: all."
         ),
     ] = None,
     sessions: Annotated[int, typer.Option(min=1, help="Earlier sessions of a generated case.")] = 4,
