@@ -50,7 +50,8 @@ class StoredBlock:
         self._first = first
         self._join = join
         self._seen = seen
-        self._mask: tuple[range, Tensor] | None = None
+        self._mask: Tensor | None = None
+        self._hidden = range(0)
 
     def attend(
         self,
@@ -92,12 +93,18 @@ class StoredBlock:
     def _hide_later(self, tile: range, length: int, grouped: Tensor) -> Tensor:
         """What is added to the logits of a tile's queries: -inf for rows after their own.
 
-        All layers share the last one. grouped: `[n_kv_heads, group, t, head_dim]`. Returns
-        `[group * len(tile), length]`.
+        All layers and tiles share its memory, of which only what the block's own rows get changes. grouped:
+        `[n_kv_heads, group, t, head_dim]`. Returns `[group * len(tile), length]`.
         """
-        if self._mask is None or self._mask[0] != tile:
-            rows = torch.arange(length, device=grouped.device)
-            later = rows > rows[self._first :][tile.start : tile.stop, None]
-            mask = torch.zeros_like(later, dtype=grouped.dtype).masked_fill_(later, -torch.inf)
-            self._mask = tile, mask.repeat(grouped.shape[1], 1)
-        return self._mask[1]
+        rows = grouped.shape[1] * len(tile)
+        if self._mask is None:
+            # The first tile is the largest.
+            self._mask = grouped.new_zeros(rows, length)
+        mask = self._mask[:rows]
+        if self._hidden != tile:
+            own = torch.arange(length - self._first, device=grouped.device)
+            later = own > own[tile.start : tile.stop, None]
+            hidden = torch.zeros_like(later, dtype=mask.dtype).masked_fill_(later, -torch.inf)
+            mask.view(-1, len(tile), length)[..., self._first :] = hidden
+            self._hidden = tile
+        return mask

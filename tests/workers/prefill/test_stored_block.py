@@ -62,17 +62,22 @@ def test_a_block_attends_to_all_rows_whichever_are_active(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_block, "_MASK_CELLS", cells)
         block = StoredBlock(first, concatenate(read, Transfers(torch.device("cpu"))))
-        found = block.attend(
-            5,
-            queries[None],
-            keys.gather(1, slots)[None],
-            values.gather(1, slots)[None],
-            positions.int()[None],
-            Logits(HEAD_DIM**-0.5 if scale is None else scale),
+        found, again = (
+            block.attend(
+                layer,
+                queries[None],
+                keys.gather(1, slots)[None],
+                values.gather(1, slots)[None],
+                positions.int()[None],
+                Logits(HEAD_DIM**-0.5 if scale is None else scale),
+            )
+            for layer in (5, 6)
         )
     expected = attend_to_all(queries, keys, values, HEAD_DIM**-0.5 if scale is None else scale)
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-5)
-    assert layers == [5]
+    # What hides later rows is shared by all layers.
+    assert torch.equal(found, again)
+    assert layers == [5, 6]
 
 
 def test_the_result_has_the_queries_dtype() -> None:
