@@ -260,7 +260,8 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
 def _name_place(record: Record) -> str:
     """Name where a fact's statements are, for the rows."""
     if not record["corrected"]:
-        windows = record["age"] // record["window"]
+        # A statement among the session's last tokens is behind its rows.
+        windows = max(0, record["age"]) // record["window"]
         return f"{windows} to {windows + 1} windows ago"
     order = "in their order" if record["in_order"] else "the other way round"
     return f"new value {record['corrected']}, both statements seen {order}"
