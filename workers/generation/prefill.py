@@ -64,20 +64,20 @@ def prefill(
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
-    Yields a write to wait for when the store falls behind, otherwise None. A layer never holds more
-    rows than the budget and a block. With `keep_distribution`, the result has the next-token
-    distribution at every recorded token. `on_prompt_end` is called once the tokens before the first
-    recorded one are appended: at the first token's logits, if there were no recorded text.
-    `on_block` is called with the tokens of each block that is appended.
+    Yields a write to wait for when the store falls behind, else None. A layer holds at most as many rows
+    as the budget and a block. With `keep_distribution`, the result has the next-token distribution at
+    every recorded token. `on_prompt_end` is called once the tokens before the first recorded one are
+    appended: at the first token's logits, if there were no recorded text. `on_block` is called with the
+    tokens of each block.
 
     Where an answer follows (`answers`), the last tokens of the prompt are steps of their own, which
     retrieve as the answer's will (`Retrieval.prompt_tokens`), unless blocks attend to every row. With
     `keep_distribution` recorded text is appended in steps, where decoding attends to other rows than
-    blocks do. `before_step` runs before each step, with the number of recorded tokens that are
-    appended already, negative in the prompt. source: of the stored rows, the engine's store unless
-    given. `score` is called block by block with the logits at all tokens but the last,
-    `[t, vocabulary]`, and the tokens that follow. `beginning`: first tokens that other sessions may
-    begin with, where recurrent states are stored. `shared`: in a replay, those taken from stored pages.
+    blocks do. `before_step` runs before each, with the number of recorded tokens that are appended
+    already, negative in the prompt. source: of the stored rows, the engine's store unless given. `score`
+    is called block by block with the logits at all tokens but the last, `[t, vocabulary]`, and the
+    tokens that follow. `beginning`: first tokens that other sessions may begin with, where recurrent
+    states are stored. `shared`: in a replay, those taken from stored pages.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
@@ -106,9 +106,17 @@ def prefill(
         if not block.decodes:
             _end_block(engine, resident, block, ends)
         yield engine.store_io.backlog(resident.session)
-    predicted = tuple(compress(token_ids[1:], recorded[1:]))
-    distribution = Distribution(predicted, torch.cat(expected)) if expected else None
+    distribution = _join_distribution(token_ids, recorded, expected)
     return PrefillResult(logits, distribution, len(token_ids), stepped)
+
+
+def _join_distribution(
+    token_ids: Sequence[int], recorded: Sequence[bool], expected: Sequence[Tensor]
+) -> Distribution | None:
+    """Join log-probabilities by block, `[t, vocabulary]` each; None where none were kept."""
+    if not expected:
+        return None
+    return Distribution(tuple(compress(token_ids[1:], recorded[1:])), torch.cat([*expected]))
 
 
 def find_block_end(engine: Engine, session: WorkerSession, tokens: int, shared: int = 0) -> int:
