@@ -31,10 +31,7 @@ class Rotation:
 
         Computed in float32, so that each number is rounded once. A turn by 0 changes no bit.
         """
-        pairs = len(self.angles)
-        if not pairs:
-            return vectors
-        return self.turn_in_place(vectors.clone(), cosines, sines)
+        return self.turn_in_place(vectors.clone(), cosines, sines) if self.angles else vectors
 
     def turn_in_place(self, vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         """Turn vectors as `turn`, where they are; returns them."""
