@@ -22,6 +22,7 @@ _COMPUTES = (
     "kvrecall.domain.episodes",
     "kvrecall.domain.utterances",
     "kvrecall_server.replay.formats",
+    "kvrecall_server.replay.locomo",
     "evals.codecs",
     "evals.compressed",
     "evals.conditions",

@@ -45,14 +45,19 @@ def read_lines(conversation: Mapping[str, Any]) -> list[Line]:
     ]
 
 
-def to_messages(conversation: Mapping[str, Any]) -> list[LocomoMessage]:
-    """Messages of a conversation: speaker A is the user, B the assistant.
+def to_sessions(conversation: Mapping[str, Any]) -> list[list[LocomoMessage]]:
+    """Messages of each session of a conversation: speaker A is the user, B the assistant.
 
     The date of a session precedes the user's first text in it.
     """
     user = conversation["speaker_a"]
     sessions = groupby(read_lines(conversation), key=lambda line: line.session)
-    return [message for _, lines in sessions for message in _session_messages(list(lines), user)]
+    return [list(_session_messages(list(lines), user)) for _, lines in sessions]
+
+
+def to_messages(conversation: Mapping[str, Any]) -> list[LocomoMessage]:
+    """Messages of all sessions of a conversation, as `to_sessions`."""
+    return [message for session in to_sessions(conversation) for message in session]
 
 
 def _session_messages(lines: Sequence[Line], user: str) -> Iterator[LocomoMessage]:

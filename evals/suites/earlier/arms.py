@@ -14,7 +14,6 @@ from evals.suites.earlier.cases import Case
 from evals.suites.earlier.placed_pages import PlacedPages
 from evals.suites.earlier.remembered_chunks import RememberedChunks
 from kvrecall.domain.page_ids import ID_BYTES
-from kvrecall.domain.utterances import Utterance
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.scheduler.scheduler import Scheduler
 
@@ -33,11 +32,16 @@ def _open_new(worker: Scheduler, setup: Setup, name: str) -> Session:
     return Session(worker, spec)
 
 
-def _append(session: Session, setup: Setup, messages: Sequence[Message]) -> Session:
+def _hold(worker: Scheduler, setup: Setup, case: Case) -> list[Session]:
+    """Hold the earlier sessions, each on its own."""
     tokenizer = harness.load(setup.model).tokenizer
-    for turn in harness.split_turns(messages, tokenizer, setup.block_tokens):
-        session.append(turn)
-    return session
+    sessions = list[Session]()
+    for index, messages in enumerate(case.sessions):
+        session = _open_new(worker, setup, f"earlier-{index}")
+        for turn in harness.split_turns(messages, tokenizer, setup.block_tokens):
+            session.append(turn)
+        sessions.append(session)
+    return sessions
 
 
 @contextmanager
@@ -51,10 +55,7 @@ def _open_worker(setup: Setup, chunk: int | None) -> Iterator[Scheduler]:
 def _remember_rows(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
     """Rows of the earlier sessions, computed there, before those of the new one; whole pages of them."""
     with _open_worker(setup, chunk) as worker:
-        earlier = [
-            _append(_open_new(worker, setup, f"earlier-{index}"), setup, messages)
-            for index, messages in enumerate(case.sessions)
-        ]
+        earlier = _hold(worker, setup, case)
         lengths = tuple(each.state.length for each in earlier)
         positions = worker.engine.long_sessions
         assert positions.chunks is not None, "a model whose keys can be turned"
@@ -103,17 +104,13 @@ def _find_nearest(texts: Sequence[str]) -> Callable[[str], list[int]]:
     ]
 
 
-def _join(said: Sequence[Message]) -> str:
-    return " ".join(str(each["content"]) for each in said)
-
-
 @contextmanager
 def _retrieve_text(
     setup: Setup, case: Case, chunk: int | None, *, as_said: bool = True
 ) -> Iterator[Ask]:
     """The exchanges nearest to the question, said again before it: as they were said, or the nearest last."""
     exchanges = case.exchanges
-    find = _find_nearest([_join(each) for each in exchanges])
+    find = _find_nearest([" ".join(str(each["content"]) for each in said) for said in exchanges])
 
     def repeat(question: str) -> list[Message]:
         nearest = sorted(find(question)) if as_said else find(question)
@@ -132,24 +129,21 @@ def _place_passages(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask
     (StreamingLLM's sinks). No text is prefilled.
     """
     with _open_worker(setup, chunk) as worker:
-        earlier = [
-            _append(_open_new(worker, setup, f"earlier-{index}"), setup, messages)
-            for index, messages in enumerate(case.sessions)
-        ]
+        earlier = _hold(worker, setup, case)
         passages = [
-            (index, *passage)
+            (index, said)
             for index, session in enumerate(earlier)
-            for passage in _split_passages(session)
+            for said in harness.split_utterances(session.utterances)
         ]
-        find = _find_nearest([text for *_, text in passages])
+        find = _find_nearest([" ".join(each.text for each in said) for _, said in passages])
         tokens = worker.engine.store.layout.page_tokens
         whole = [session.state.length // tokens for session in earlier]
 
         def begin(question: str) -> tuple[Session, list[Message]]:
             pages = {(0, 0): None}
-            for index, start, stop, _ in (passages[each] for each in find(question)):
-                last = min(-(-stop // tokens), whole[index])
-                pages |= {(index, page): None for page in range(start // tokens, last)}
+            for index, said in (passages[each] for each in find(question)):
+                last = min(-(-said[-1].stop // tokens), whole[index])
+                pages |= {(index, page): None for page in range(said[0].start // tokens, last)}
             session = _open_new(worker, setup, "asked")
             session.state = pb.SessionState(
                 length=len(pages) * tokens,
@@ -167,27 +161,14 @@ def _place_passages(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask
         yield begin
 
 
-def _split_passages(session: Session) -> Iterator[tuple[int, int, str]]:
-    """Split a session's log into exchanges: first token, the one behind the last, text."""
-    said: list[Utterance] = []
-    for each in [*session.utterances, None]:
-        if said and (each is None or (each.side == "user" and said[-1].side == "assistant")):
-            yield said[0].start, said[-1].stop, " ".join(one.text for one in said)
-            said = []
-        if each is not None:
-            said.append(each)
-
-
 @contextmanager
 def _summarize(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
     """The model's own summary of each session, in the system message."""
     request: Message = {"role": "user", "content": _SUMMARIZE}
     with _open_worker(setup, chunk) as worker:
         summaries = [
-            _append(_open_new(worker, setup, f"earlier-{index}"), setup, messages)
-            .ask([request], _SUMMARY_TOKENS)
-            .message.content
-            for index, messages in enumerate(case.sessions)
+            session.ask([request], _SUMMARY_TOKENS).message.content
+            for session in _hold(worker, setup, case)
         ]
         text = "\n".join([str(case.system["content"]), _BEFORE, *summaries])
         session = _open_new(worker, setup, "asked")

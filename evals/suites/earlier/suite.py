@@ -85,7 +85,7 @@ def run(unit: Earlier) -> list[Record]:
 
 def _build(unit: Earlier) -> Case:
     if unit.path:
-        return read_locomo(Path(unit.path), unit.questions, unit.setup.seed)
+        return read_locomo(Path(unit.path), unit.questions)
     return plant_facts(unit.setup, unit.sessions, unit.tokens, unit.questions)
 
 
@@ -102,8 +102,6 @@ def _ask(
         "chunk": unit.chunk,
         "case": Path(unit.path).stem or str(unit.setup.seed),
         "measure": "F1" if unit.path else "right answers",
-        "sessions": unit.sessions,
-        "session": asked.session,
         "asked": asked.text,
         "expected": asked.expected,
         "reply": reply,

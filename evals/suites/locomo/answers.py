@@ -86,14 +86,17 @@ def ask_briefly(question: Question) -> str:
     return _PROMPT.format(question=question.text)
 
 
+def describe(conversation: Conversation) -> Message:
+    """Say in a system message whose conversation it is."""
+    first, second = conversation.speakers
+    return {"role": "system", "content": f"A conversation of {first} and {second}."}
+
+
 def fit_history(
     conversation: Conversation, tokenizer: ChatTokenizer, tokens: int
 ) -> tuple[list[Message], frozenset[str]]:
     """The first messages that surely fit into `tokens` tokens, and the ids of their lines."""
-    first, second = conversation.speakers
-    messages: list[Message] = [
-        {"role": "system", "content": f"A conversation of {first} and {second}."}
-    ]
+    messages = [describe(conversation)]
     size = _TEMPLATE_TOKENS + len(tokenizer.encode(messages[0]["content"]))
     lines = set[str]()
     for spoken in conversation.spoken:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.errors import BadDataFile
-from kvrecall_server.replay.locomo import Line, LocomoMessage, read_lines, to_messages
+from kvrecall_server.replay.locomo import Line, LocomoMessage, read_lines, to_sessions
 
 # The fifth category, adversarial, is left out as in EpiCache, A.1: it rewards a model that forgot.
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}
@@ -32,8 +32,13 @@ class Conversation:
     name: str
     speakers: tuple[str, str]
     lines: tuple[Line, ...]
-    spoken: tuple[LocomoMessage, ...]
+    sessions: tuple[tuple[LocomoMessage, ...], ...]
     questions: tuple[Question, ...]
+
+    @property
+    def spoken(self) -> tuple[LocomoMessage, ...]:
+        """The messages of all sessions."""
+        return tuple(message for session in self.sessions for message in session)
 
 
 def read_conversation(path: Path) -> Conversation:
@@ -50,7 +55,7 @@ def read_conversation(path: Path) -> Conversation:
             name=path.stem,
             speakers=(conversation["speaker_a"], conversation["speaker_b"]),
             lines=lines,
-            spoken=tuple(to_messages(conversation)),
+            sessions=tuple(map(tuple, to_sessions(conversation))),
             questions=tuple(each for each in questions if each.evidence),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

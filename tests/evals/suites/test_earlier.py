@@ -72,31 +72,33 @@ def test_pages_of_others_are_seen_where_they_lie_before_the_session(
     assert chunks.place(chunks.window + beyond) == chunks.window + beyond
 
 
-def test_each_fact_is_stated_in_the_session_that_its_question_names(first: Earlier) -> None:
+def test_each_fact_is_stated_in_one_session(first: Earlier) -> None:
     case = plant_facts(first.setup, 2, 400, 4)
-    assert len(case.sessions) == 2
     assert [said[0]["role"] for said in case.sessions] == ["system", "system"]
-    for asked in case.questions:
-        stating = [
+    stating = [
+        [
             index
             for index, said in enumerate(case.sessions)
             if any(asked.expected in message["content"] for message in said)
         ]
-        assert stating == [asked.session]
+        for asked in case.questions
+    ]
+    # At even places: as many in each.
+    assert stating == [[0], [0], [1], [1]]
+    for asked in case.questions:
         assert asked.score(f"It is {asked.expected}") == 1.0
         assert asked.score("I do not know") == 0.0
 
 
-def test_sessions_of_a_recording_have_the_lines_of_their_questions(locomo_file: Path) -> None:
-    case = read_locomo(locomo_file, 3, seed=0)
-    assert [len(said) for said in case.sessions] == [5, 5]
-    assert {asked.text.rpartition(": ")[2]: asked.session for asked in case.questions} == {
-        "Which tomatoes did Ada plant?": 0,
-        "Where is the concert?": 1,
-        "When was the concert?": 1,
-    }
-    again = read_locomo(locomo_file, 3, seed=0)
-    assert [each.text for each in again.questions] == [each.text for each in case.questions]
+def test_sessions_of_a_recording_are_those_of_its_file(locomo_file: Path) -> None:
+    case = read_locomo(locomo_file, 2)
+    assert [said[0]["content"] for said in case.sessions] == 2 * ["A conversation of Ada and Bo."]
+    assert [said[1]["content"].split()[:2] for said in case.sessions] == [
+        ["(1", "May)"],
+        ["(2", "May)"],
+    ]
+    assert [asked.expected for asked in case.questions] == ["Cherry tomatoes", "church"]
+    assert case.questions[0].score("Cherry tomatoes, I think.") > 0.5
 
 
 def test_what_is_brought_back_is_answered_and_nothing_else(first: Earlier) -> None:
