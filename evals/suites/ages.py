@@ -29,8 +29,8 @@ CONFIGS = ('icecache{"share":0.25}', 'icecache{"share":0.005}')
 _TOPICS = 4
 _CHATS_ON_A_TOPIC = 5
 
-# Words of a statement that gives a fact a new value: they say so, they are those of any statement; or none has one.
-Corrected = Literal["", "marked", "unmarked"]
+# Whether facts get another value later, in words that say so, or in those of any statement.
+Corrected = Literal["no", "marked", "unmarked"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,8 @@ class Ages:
     """One conversation of about `tokens` tokens with so many facts, under one configuration.
 
     `chunk`: tokens of a chunk of positions behind the model's window; 0: the worker's default. `ages`: of the
-    facts, in windows of the model, to a quarter of a window; none: all that there are. `corrected`: half as many
-    facts are stated, and each gets another value somewhere behind its statement, in words that say so or not;
-    empty: none does.
+    facts, in windows of the model, to a quarter of a window; none: all that there are. `corrected`: unless `no`,
+    half as many facts are stated, and each gets another value somewhere behind its statement.
     """
 
     setup: Setup
@@ -48,7 +47,7 @@ class Ages:
     facts: int
     chunk: int = 0
     ages: tuple[float, ...] = ()
-    corrected: Corrected = ""
+    corrected: Corrected = "no"
 
     @property
     def label(self) -> str:
@@ -58,16 +57,15 @@ class Ages:
 
 @dataclass(frozen=True)
 class PlantedFact:
-    """A fact with its newest value, its question, and the number of messages before the statement of that.
+    """A fact, its question, and the number of messages before its statement.
 
-    `outdated`: the value before; None if there was none. `first_place`: as `place`, of the first statement.
+    `before`: the same with the value that it had first; None for a fact that keeps its value.
     """
 
     fact: Fact
     question: str
     place: int
-    outdated: str | None = None
-    first_place: int = 0
+    before: "PlantedFact | None" = None
 
 
 def suite(
@@ -78,7 +76,7 @@ def suite(
     facts: int = FACTS,
     chunks: Sequence[int] = (0,),
     ages: Sequence[float] = (),
-    corrected: Corrected = "",
+    corrected: Corrected = "no",
 ) -> Suite[Ages]:
     """All configurations, with chunks of each size, on `conversations` conversations of each length."""
     units = [
@@ -124,12 +122,7 @@ def build_conversation(
         before = stated.get(name)
         attribute = rng.choice(language.attributes) if before is None else before.fact.attribute
         fact = Fact(name, attribute, language.draw_value(rng, attribute, used))
-        question, at = language.ask(rng, fact), len(messages)
-        stated[name] = (
-            PlantedFact(fact, question, at, first_place=at)
-            if before is None
-            else PlantedFact(fact, question, at, before.fact.value, before.place)
-        )
+        stated[name] = PlantedFact(fact, language.ask(rng, fact), len(messages), before)
         is_marked = before is not None and unit.corrected == "marked"
         word = language.correct if is_marked else language.state
         say([word(rng, fact), language.acknowledge(rng, fact)])
@@ -140,7 +133,7 @@ def build_conversation(
 
 def _plan_statements(rng: random.Random, unit: Ages, names: Sequence[str]) -> list[str]:
     """Plan whose fact each statement is of: one of each, or two of each of half as many, at any two places."""
-    if not unit.corrected:
+    if unit.corrected == "no":
         return list(names)
     twice = [*names[: len(names) // 2]] * 2
     rng.shuffle(twice)
@@ -187,17 +180,17 @@ def run(unit: Ages) -> list[Record]:
         chunks = session.scheduler.engine.long_sessions.chunks
         records = list[Record]()
         for each in planted:
-            first, last = (count_tokens(messages[:at]) for at in (each.first_place, each.place))
-            records.append(
-                {
-                    **_ask(unit, session, each, language),
-                    "age": length - last,
-                    "first_age": length - first,
-                    "length": length,
-                    "window": window,
-                    "in_order": chunks is None or keep_order(chunks, length, first, last),
-                }
-            )
+            position = count_tokens(messages[: each.place])
+            record = {
+                **_ask(unit, session, each, language),
+                "age": length - position,
+                "length": length,
+                "window": window,
+            }
+            if each.before is not None:
+                before = count_tokens(messages[: each.before.place])
+                record["in_order"] = chunks is None or keep_order(chunks, length, before, position)
+            records.append(record)
         return records
 
 
@@ -229,8 +222,8 @@ def _ask(unit: Ages, session: Session, planted: PlantedFact, language: Language)
         "right": float(language.is_answer(done.message.content, planted.fact.value)),
         "corrected": unit.corrected,
         "outdated": float(
-            planted.outdated is not None
-            and language.is_answer(done.message.content, planted.outdated)
+            planted.before is not None
+            and language.is_answer(done.message.content, planted.before.fact.value)
         ),
         "seconds": {"prefill": session.seconds, "answer": time.perf_counter() - started},
     }
@@ -246,8 +239,9 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     cells = group_by(placed, "arm", "chunk", "tokens", "corrected", "place")
     for (arm, chunk, tokens, corrected, place), group in sorted(cells.items()):
         columns = {"method": arm, "k": 0, "budget": group[0]["rows"], "tokens": tokens}
-        columns |= {"chunk": chunk, "corrected": corrected}
-        columns |= {"outdated": mean(each["outdated"] for each in group)} if corrected else {}
+        columns["chunk"] = chunk
+        if corrected != "no":
+            columns["outdated"] = mean(each["outdated"] for each in group)
         rights = [each["right"] for each in group]
         rows += mean_row(f"{tokens} tokens, {place}", rights, seed, **columns)
     for (arm, chunk, tokens), group in group_by(placed, "arm", "chunk", "tokens").items():
@@ -259,7 +253,7 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
 
 def _name_place(record: Record) -> str:
     """Name where a fact's statements are, for the rows."""
-    if not record["corrected"]:
+    if record["corrected"] == "no":
         # A statement among the session's last tokens is behind its rows.
         windows = max(0, record["age"]) // record["window"]
         return f"{windows} to {windows + 1} windows ago"

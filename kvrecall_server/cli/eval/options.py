@@ -36,9 +36,17 @@ Methods = Annotated[
         )
     ),
 ]
+Budget = Annotated[str, typer.Option(help="Rows per head.")]
 Budgets = Annotated[
     list[str] | None,
     typer.Option(help="Rows per head, or shares of the history (1/8); several as in --methods."),
+]
+Chunks = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=0,
+        help="Tokens of a chunk of positions behind the model's window; repeatable. 0: the default.",
+    ),
 ]
 Codecs = Annotated[
     list[str] | None,

@@ -10,7 +10,9 @@ from kvrecall_server.app.models import REFERENCE
 from kvrecall_server.cli.eval.options import (
     SEED,
     Block,
+    Budget,
     Budgets,
+    Chunks,
     Codecs,
     Data,
     Episodes,
@@ -75,7 +77,7 @@ def passkey_command(
         typer.Option(min=0, max=1, help="Depth of the passkey, 0 to 1; repeatable."),
     ] = None,
     methods: Methods = None,
-    budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
+    budget: Budget = "256",
     episodes: Episodes = "4",
     data: Data = None,
     block: Block = 128,
@@ -123,13 +125,8 @@ def ages_command(
         typer.Option(help="Give facts another value later, in words that say so or not."),
     ] = "no",
     methods: Methods = None,
-    budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
-    chunks: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=0, help="Tokens of a chunk behind the model's window; repeatable. 0: the default."
-        ),
-    ] = None,
+    budget: Budget = "256",
+    chunks: Chunks = None,
     block: Block = 256,
     seed: Seed = SEED,
     processes: Processes = 2,
@@ -142,8 +139,7 @@ def ages_command(
     setup = build_setup(model, budget, seed, block, "4")
     configs = parse_configs(split_words(methods) or list(ages.CONFIGS))
     sizes = (lengths or ages.LENGTHS, facts, chunks or [0], at or ())
-    words: ages.Corrected = "" if corrected == "no" else corrected
-    run_suite(ages.suite(setup, configs, conversations, *sizes, words), json, processes, fresh)
+    run_suite(ages.suite(setup, configs, conversations, *sizes, corrected), json, processes, fresh)
 
 
 def earlier_command(
@@ -167,11 +163,8 @@ def earlier_command(
     source: Annotated[
         Path | None, typer.Option("--data", exists=True, help="LoCoMo file or folder.")
     ] = None,
-    chunks: Annotated[
-        list[int] | None,
-        typer.Option(min=0, help="Tokens of a chunk of positions; repeatable. 0: the default."),
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
+    chunks: Chunks = None,
+    budget: Budget = "256",
     block: Block = 256,
     seed: Seed = SEED,
     processes: Processes = 2,

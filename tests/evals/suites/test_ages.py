@@ -31,8 +31,11 @@ def test_half_as_many_facts_get_a_new_value_behind_their_statement(corrected: Co
     assert len(planted) == 4
     texts = [message["content"] for message in messages]
     for each in planted:
-        assert each.first_place < each.place
-        assert each.outdated in texts[each.first_place]
+        assert each.before is not None
+        assert each.before.before is None
+        assert each.before.place < each.place
+        assert each.before.fact.value in texts[each.before.place]
+        assert each.before.fact.value != each.fact.value
         assert each.fact.value in texts[each.place]
         marked = any(word in texts[each.place] for word in ("Correction", "changed", "wrong"))
         assert marked == (corrected == "marked")
