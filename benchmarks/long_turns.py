@@ -36,6 +36,9 @@ from workers.model.loader import load_model
 from workers.model.tokenizer import load_tokenizer
 from workers.scheduler.scheduler import Scheduler
 
+# Values by what was measured, and its unit.
+Found = Mapping[tuple[str, str], Sequence[float]]
+
 _SESSION = "long"
 # Rows that are written at once.
 _ROWS_AT_ONCE = 4096
@@ -63,23 +66,21 @@ def measure(plan: Plan) -> Measured:
 
 def build_rows(plan: Plan) -> Iterator[Row]:
     """Rows of each length, in their order, each beside the first."""
-    first: Mapping[str, Sequence[float]] = {}
+    first: Found = {}
     for length in plan.lengths:
-        # A process of its own has its own peak.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             found = process.submit(measure_length, plan, length).result()
         first = first or found
-        for name, values in found.items():
-            metric, _, unit = name.partition(", ")
+        for (metric, unit), values in found.items():
             compared = {
-                "ratio": round(median(values) / median(first[name]), 3),
+                "ratio": round(median(values) / median(first[metric, unit]), 3),
                 "ratio_to": f"{plan.lengths[0]:,} tokens",
             }
             row = speed_row(f"{length:,} tokens", metric, unit, list(values))
             yield row if found is first else {**row, **compared}
 
 
-def measure_length(plan: Plan, length: int) -> Mapping[str, Sequence[float]]:
+def measure_length(plan: Plan, length: int) -> Found:
     """Make a session of so many tokens, resume it, and hold its turns."""
     torch.set_num_threads(plan.threads)
     path = resolve_model(plan.model)
@@ -160,12 +161,12 @@ def _make_session(plan: Plan, worker: Scheduler, length: int, said: Message) -> 
 
 def _hold_turns(
     plan: Plan, worker: Scheduler, state: pb.SessionState, said: Iterator[Message]
-) -> Mapping[str, Sequence[float]]:
+) -> Found:
     """Resume a session with a turn of one token, and hold others."""
     began = time.perf_counter()
     worker.open(pb.OpenRequest(spec=_build_spec(plan), state=state)).result()
     done = _take_turn(worker, next(said), 1)
-    found = {"resumed to the first token, seconds": [time.perf_counter() - began]}
+    found = {("resumed to the first token", "seconds"): [time.perf_counter() - began]}
     for message in said:
         wall, work = time.perf_counter(), time.process_time()
         done = _take_turn(worker, message, plan.answer)
@@ -174,16 +175,16 @@ def _hold_turns(
             raise BadOptions(f"no host memory for the rows of {done.memory.length:,} tokens")
         prompt, searched = done.seconds["prefill"], done.retrieval.seconds
         for name, value in {
-            "turn, CPU seconds": work,
-            "turn, seconds": wall,
-            "its prompt, seconds": prompt,
-            "search and attention of its answer, seconds": searched,
-            "all else, seconds": wall - prompt - searched,
+            ("turn", "CPU seconds"): work,
+            ("turn", "seconds"): wall,
+            ("its prompt", "seconds"): prompt,
+            ("search and attention of its answer", "seconds"): searched,
+            ("all else", "seconds"): wall - prompt - searched,
         }.items():
             found.setdefault(name, []).append(value)
     memory = worker.engine.cache.pool.get_memory(0)
-    found["rows and index on the host, bytes"] = [done.memory.retrieval_bytes]
-    found["slot on the device, bytes"] = [2.0 * memory.keys.nbytes]
+    found["rows and index on the host", "bytes"] = [done.memory.retrieval_bytes]
+    found["slot on the device", "bytes"] = [2.0 * memory.keys.nbytes]
     return found
 
 
