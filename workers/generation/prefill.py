@@ -91,9 +91,8 @@ def prefill(
         wanted = _find_wanted(block, recorded) if keep_distribution else []
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
-        block_logits = yield from _append(
-            engine, resident, block, token_ids, block.tokens if wanted or score else 1, source
-        )
+        kept = block.tokens if wanted or score else 1
+        block_logits = yield from _append(engine, resident, block, token_ids, kept, source)
         on_block(block.tokens)
         if block.start < prompt <= block.stop:
             on_prompt_end()
