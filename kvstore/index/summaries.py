@@ -47,6 +47,11 @@ class KeySummaries:
             total += grown_bytes((rows + FANOUT) * node_bytes)
         return total
 
+    @property
+    def needed_from(self) -> int:
+        """First position whose key is needed to summarise more rows: that of the run that is not full yet."""
+        return self._rows // FANOUT * FANOUT
+
     def count(self, level: int) -> int:
         """Nodes per head of a level."""
         return int(self._rows // FANOUT**level)
@@ -58,23 +63,30 @@ class KeySummaries:
             level += 1
         return level if self.count(level) else 0
 
-    def extend(self, keys: Tensor) -> None:
-        """Summarise the rows from position `rows` on; keys: all of the layer, `[n_kv_heads, n, d]`.
+    def extend(self, keys: Tensor, start: int = 0) -> None:
+        """Summarise the rows from position `rows` on; keys: the layer's from `start` on, `[n_kv_heads, n, d]`.
 
-        Raises RowRangeError when there are fewer keys than rows, or another number of heads.
+        start: a multiple of 8, at most `needed_from`. Raises RowRangeError when there are fewer keys than
+        rows, keys are missing before them, or there is another number of heads.
         """
-        heads, n, _ = keys.shape
-        if n < self._rows or self._heads not in (0, heads):
+        heads, n = keys.shape[0], start + keys.shape[1]
+        if n < self._rows or start > self.needed_from or self._heads not in (0, heads):
             raise RowRangeError(
-                f"keys of {heads} heads and {n} rows were given to summaries of {self._heads} heads "
-                f"and {self._rows} rows; give all keys of the layer"
+                f"keys of {heads} heads and {n} rows, from {start} on, were given to summaries of "
+                f"{self._heads} heads and {self._rows} rows; give all keys of the layer from "
+                f"{self.needed_from} on"
             )
         before, self._heads, self._rows = self._rows, heads, n
         level = 1
         while (count := self.count(level)) > 0:
             for first in range(before // FANOUT**level, count, _AT_ONCE):
                 last = min(count, first + _AT_ONCE)
-                self._append(level, first, self._summarise(keys, level, first, last))
+                members = (
+                    keys[:, first * FANOUT - start : last * FANOUT - start]
+                    if level == 1
+                    else self._levels[level - 2][:, first * FANOUT : last * FANOUT]
+                )
+                self._append(level, first, _summarise(members, is_row=level == 1))
             level += 1
 
     def truncate(self, rows: int) -> None:
@@ -91,20 +103,20 @@ class KeySummaries:
         rows = self._levels[level - 1]
         return rows[:, : self.count(level)] if runs is None else gather_runs(rows, runs, FANOUT)
 
-    def _summarise(self, keys: Tensor, level: int, first: int, last: int) -> Tensor:
-        """Summaries of the nodes `first` to `last` - 1 of a level, from those of the level below."""
-        members = keys if level == 1 else self._levels[level - 2]
-        members = members[:, first * FANOUT : last * FANOUT].float()
-        runs = members.reshape(len(keys), last - first, FANOUT, -1)
-        means = runs if level == 1 else runs[..., : runs.shape[-1] // 2]
-        mean = means.mean(2)
-        # `Tensor.var` takes ten times as long over so few.
-        variance = (means - mean[:, :, None]).square_().mean(2)
-        if level > 1:
-            variance += runs[..., runs.shape[-1] // 2 :].mean(2)
-        return torch.cat([mean, variance], -1)
-
     def _append(self, level: int, end: int, added: Tensor) -> None:
         part = self._levels[level - 1] if level <= len(self._levels) else None
         # A whole number of runs, so that each can be gathered in one piece.
         self._levels[level - 1 : level] = [append_behind(part, end, added, FANOUT)]
+
+
+def _summarise(members: Tensor, *, is_row: bool) -> Tensor:
+    """Summaries of each 8 rows, `[n_kv_heads, 8 * m, d]`, or of each 8 nodes, `[n_kv_heads, 8 * m, 2 d]`."""
+    heads, n, _ = members.shape
+    runs = members.float().reshape(heads, n // FANOUT, FANOUT, -1)
+    means = runs if is_row else runs[..., : runs.shape[-1] // 2]
+    mean = means.mean(2)
+    # `Tensor.var` takes ten times as long over so few.
+    variance = (means - mean[:, :, None]).square_().mean(2)
+    if not is_row:
+        variance += runs[..., runs.shape[-1] // 2 :].mean(2)
+    return torch.cat([mean, variance], -1)

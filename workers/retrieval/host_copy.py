@@ -140,7 +140,11 @@ class HostCopy:
                 self._settings, self.layout, self.rows.length
             )
             assert index is not None, "of so many rows"
-            index.extend(self.keys(layer))
+            if isinstance(index, KeySummaries):
+                start = index.needed_from
+                index.extend(self.rows.keys(layer, slice(start, None)), start)
+            else:
+                index.extend(self.keys(layer))
             self._indexes[layer] = index
             yield None
 

@@ -60,7 +60,8 @@ def test_nodes_depend_on_the_keys_alone(steps: list[tuple[str, int]], kept: int,
             summaries.extend(torch.cat([keys[:, : summaries.rows], others], 1)[:, :to])
     summaries.truncate(0)
     summaries.extend(keys[:, : min(kept, rows)])
-    summaries.extend(keys[:, :rows])
+    start = summaries.needed_from
+    summaries.extend(keys[:, start:rows], start)
     fresh = KeySummaries()
     fresh.extend(keys[:, :rows])
     assert summaries.rows == rows
@@ -117,3 +118,5 @@ def test_keys_of_fewer_rows_or_other_heads_are_refused() -> None:
         summaries.extend(random_keys(599))
     with pytest.raises(RowRangeError, match="1 heads"):
         summaries.extend(random_keys(700)[:1])
+    with pytest.raises(RowRangeError, match="from 608 on"):
+        summaries.extend(random_keys(100), 608)

@@ -14,6 +14,7 @@ from benchmarks.made_up_copy import add_rows
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from kvstore.index.dci.tree import DciTree
+from kvstore.index.paged_rows import PagedRows
 from kvstore.index.summaries import KeySummaries
 from workers.cache.active_cache import EMPTY
 from workers.cache.logits import Logits
@@ -243,6 +244,32 @@ def test_a_descent_that_chooses_every_node_finds_what_scoring_every_row_finds() 
         for each in (made, exact):
             each.copy.truncate(1501)
         list(made.copy.index_rows())
+
+
+def test_summaries_of_more_rows_read_the_new_keys_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_retriever(Retrieval(index="summaries"), 4)
+    rows = torch.randn(2, HEADS, 300, DIM, generator=torch.Generator().manual_seed(2))
+    add_rows(made.copy, [(rows[0], rows[1])])
+    list(made.copy.index_rows())
+    made.copy.truncate(256)
+    read = list[int]()
+    keys = PagedRows.keys
+
+    def spy(paged: PagedRows, layer: int, some: slice = slice(None)) -> Tensor:
+        found = keys(paged, layer, some)
+        read.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(PagedRows, "keys", spy)
+    add_rows(made.copy, [(rows[0, :, 256:], rows[1, :, 256:])])
+    made.copy.rows.length = 300  # `add_rows` counts those that it adds
+    list(made.copy.index_rows())
+    assert read == [44]
+    summaries = made.copy.summaries(0)
+    assert summaries is not None
+    fresh = KeySummaries()
+    fresh.extend(rows[0])
+    assert torch.equal(summaries.nodes(1), fresh.nodes(1))
 
 
 @settings(deadline=None, max_examples=30)
