@@ -60,6 +60,7 @@ ROWS = (
             Query(rate("eviction_rows_total", WORKER, "method"), "{{method}}"),
             Query(rate("worker_reselected_rows_total", WORKER), "brought back by re-selections"),
             Query(rate("worker_retrieved_rows_total", WORKER), "retrieved for one token"),
+            Query(rate("worker_remembered_tokens_total", WORKER), "tokens of other sessions"),
         ),
     ),
 )

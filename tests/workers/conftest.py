@@ -65,7 +65,7 @@ WORDS = (
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
-    """Two or three layers, four query heads over two KV heads, the reference model's vocabulary.
+    """One to three layers, four query heads over two KV heads, the reference model's vocabulary.
 
     Weights are drawn widely, so that attention is sharp and no two tokens are nearly as likely.
     """
@@ -85,6 +85,7 @@ def tiny_config(family: str) -> PreTrainedConfig:
     }
     configs = {
         "llama": lambda: LlamaConfig(num_hidden_layers=2, **shape),
+        "one layer": lambda: LlamaConfig(num_hidden_layers=1, **shape),
         "qwen2": lambda: Qwen2Config(num_hidden_layers=3, **shape),
         "qwen3": lambda: Qwen3Config(num_hidden_layers=2, **shape),
         "mistral": lambda: MistralConfig(num_hidden_layers=2, sliding_window=None, **shape),
@@ -265,6 +266,7 @@ class LocalWorker:
         episode: pb.Episode | None = None,
         length: int | None = None,
         background: bool = False,
+        remembered: Sequence[pb.Passage] = (),
         **sampling: Any,
     ) -> "Future[pb.TurnDone]":
         """Begin a turn: of one user message, or of several given as role and content."""
@@ -285,6 +287,7 @@ class LocalWorker:
                 keep_distribution=keep_distribution,
                 compare_with=compare_with,
                 episode=episode,
+                remembered=remembered,
             ),
             emit or events.append,
         )

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from kvrecall.domain.worker_info import ENDLESS
 from workers.cache.forward_step import ForwardStep
 from workers.engine.session import SessionConfig, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
-from workers.positions.chunks import Chunks, choose_size
+from workers.positions.chunks import Chunks, Segment, choose_size, merge_segments
 from workers.positions.placement import Placement
 from workers.positions.seen_rows import SeenRows
 from workers.positions.tables import RotationTables
@@ -83,6 +85,29 @@ class LongSessions:
         if self.chunks is None or not self.goes_on(session.config):
             return []
         return self.chunks.find_cuts(session.length, tokens)
+
+    def can_place(self, config: SessionConfig) -> bool:
+        """Check if a session sees rows of others at other places than they were computed at.
+
+        Layers with windows would not see them, and count positions without a gap.
+        """
+        return self.goes_on(config) and not self._model.plan.windows
+
+    def turn_rows(self, rows: Tensor, computed: Sequence[int], first: int) -> Tensor:
+        """Turn the keys of rows of other sessions to where a session sees its tokens from position `first` on.
+
+        rows: `[n_layers, parts, n_kv_heads, t, head_dim]` on the host; computed: the position of each in
+        its own session. Returns a copy. For sessions that `can_place` them.
+        """
+        assert self.chunks is not None, "a session that can place them"
+        places = enumerate(computed)
+        shifts = [self.chunks.place(first + i) - self.chunks.place(at) for i, at in places]
+        segments = [Segment(index, shift) for index, shift in enumerate(shifts)]
+        seen = SeenRows(self._rows, merge_segments(segments))
+        turned = rows.clone()
+        for layer, (keys, *_) in enumerate(turned):
+            seen.turn_run_in_place(layer, keys)
+        return turned
 
     def place(self, step: ForwardStep, sessions: Sequence[WorkerSession]) -> None:
         """Place a pass's tokens and rows, if one of its sessions is behind the window."""

@@ -121,6 +121,7 @@ class WorkerSession:
       (`workers.generation.settling`).
     - `again`: the positions of these tokens while they are computed once more.
     - `ahead`: of its next prompt, what is computed before the turn (`workers.tasks.ahead`).
+    - `remembered`: number of rows of other sessions that it has, in a turn.
     - `inexact_from`: the first row of the turn that was computed over other rows than all before it;
       None before there is one.
     - `recent`: messages that the next rendering of the chat template builds on.
@@ -160,6 +161,7 @@ class WorkerSession:
     unsettled: int = 0
     again: range = range(0)
     ahead: Ahead | None = None
+    remembered: int = 0
     inexact_from: int | None = None
     recent: list[ChatMessage] = field(default_factory=list)
     deferred_signal: list[int] = field(default_factory=list)
@@ -262,6 +264,7 @@ class WorkerSession:
         self.queries.clear()
         self.block.clear()
         self.inexact_from = None
+        self.remembered = 0
         for capability in self.capabilities:
             capability.clear_turn()
 

@@ -13,6 +13,7 @@ from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, SessionConfig, WorkerSession
 from workers.generation.block_attention import begin_block
 from workers.generation.kept_states import keep_states
+from workers.generation.splice import Splice, append_splice
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
 
@@ -60,7 +61,8 @@ def prefill(
     source: LayerSource | None = None,
     score: Callable[[Tensor, Sequence[int]], None] | None = None,
     beginning: int = 0,
-    shared: int = 0,
+    cuts: Sequence[int] = (),
+    splice: Splice | None = None,
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
@@ -77,18 +79,22 @@ def prefill(
     already, negative in the prompt. source: of the stored rows, the engine's store unless given. `score`
     is called block by block with the logits at all tokens but the last, `[t, vocabulary]`, and the
     tokens that follow. `beginning`: first tokens that other sessions may begin with, where recurrent
-    states are stored. `shared`: in a replay, those taken from stored pages.
+    states are stored. `cuts`: numbers of tokens that blocks end at, in a replay. `splice`: rows of other sessions,
+    between those of the tokens.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
     prompt = recorded.index(True) if True in recorded else len(recorded)
     stepped = len(recorded) - prompt if keep_distribution and _steps_differ(resident.config) else 0
     decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
-    ends = _find_boundaries(engine, resident, (beginning, len(token_ids) - decoded))
+    most = len(token_ids) - decoded if splice is None else splice.before
+    ends = _find_boundaries(engine, resident, (beginning, most))
     logits = torch.empty(0)
-    cuts = (*ends, *engine.long_sessions.find_cuts(resident.session, len(token_ids)), shared)
+    cuts = (*ends, *_find_cuts(engine, resident.session, len(token_ids), splice), *cuts)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded, cuts):
         wanted = _find_wanted(block, recorded) if keep_distribution else []
+        if splice is not None and block.start == splice.before:
+            yield from append_splice(engine, resident, splice)
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
         kept = block.tokens if wanted or score else 1
@@ -109,6 +115,21 @@ def prefill(
     return PrefillResult(logits, distribution, len(token_ids), stepped)
 
 
+def _find_cuts(
+    engine: Engine, session: WorkerSession, tokens: int, splice: Splice | None
+) -> list[int]:
+    """Find where blocks of the next tokens have to end: at chunks of a long session, and at a splice."""
+    if splice is None:
+        return engine.long_sessions.find_cuts(session, tokens)
+    at, more = splice.before, splice.tokens
+    cuts = engine.long_sessions.find_cuts(session, tokens + more)
+    return [
+        *(cut for cut in cuts if cut < at),
+        at,
+        *(cut - more for cut in cuts if cut > at + more),
+    ]
+
+
 def _join_distribution(
     token_ids: Sequence[int], recorded: Sequence[bool], expected: Sequence[Tensor]
 ) -> Distribution | None:
@@ -118,16 +139,18 @@ def _join_distribution(
     return Distribution(tuple(compress(token_ids[1:], recorded[1:])), torch.cat([*expected]))
 
 
-def find_block_end(engine: Engine, session: WorkerSession, tokens: int, shared: int = 0) -> int:
+def find_block_end(
+    engine: Engine, session: WorkerSession, tokens: int, cuts: Sequence[int] = ()
+) -> int:
     """Count the session's next tokens up to the end of the block that has the last of so many `tokens`.
 
-    `shared` as in `prefill`.
+    `cuts` as in `prefill`.
     """
     if not tokens:
         return 0
     size = engine.settings.block_tokens
-    cuts = engine.long_sessions.find_cuts(session, tokens + size)
-    blocks = _split(tokens + size, size, 0, (*cuts, shared))
+    chunks = engine.long_sessions.find_cuts(session, tokens + size)
+    blocks = _split(tokens + size, size, 0, (*chunks, *cuts))
     return next(block.stop for block in blocks if block.stop >= tokens)
 
 

@@ -108,6 +108,10 @@ MEMORY = (
         "worker_retrieved_rows_total",
         "Rows that turns retrieved, over all layers and KV heads.",
     ),
+    counter(
+        "worker_remembered_tokens_total",
+        "Tokens of other sessions whose rows turns had, by sessions with a memory.",
+    ),
     counter("worker_retrieval_refused_total", "Answers that found no memory to retrieve from."),
     gauge(
         "worker_host_cache_bytes",

@@ -135,9 +135,9 @@ def _replay_turn(
 
     steps = list(turn.token_ids[turn.prompt_tokens - turn.recorded_tokens : turn.prompt_tokens])
     prompt = token_ids[: len(session.pending) + turn.prompt_tokens - len(steps)]
-    shared = turn.shared_tokens
+    cuts = (turn.shared_tokens, turn.remembered_behind)
     if resident.config.recalls:
-        prompt = prompt[: find_block_end(engine, session, stop - session.length, shared)]
+        prompt = prompt[: find_block_end(engine, session, stop - session.length, cuts)]
     session.pending = []
     yield from prefill(
         engine,
@@ -148,7 +148,7 @@ def _replay_turn(
         answers=turn.output_tokens > 0 or bool(steps),
         before_step=before_step,
         source=rows,
-        shared=shared,
+        cuts=cuts,
     )
     output = turn.token_ids[turn.prompt_tokens :][: max(0, turn.output_tokens - 1)]
     for appended, token in (*enumerate(steps), *enumerate(output)):
@@ -157,21 +157,23 @@ def _replay_turn(
         yield from before_step(appended)
         engine.forward([resident], torch.tensor([[token]]))
         yield None
-    _end_turn(engine, resident, stop, turn.unsettled_tokens)
+    _end_turn(engine, resident, stop, turn)
     session.pending = pending
 
 
-def _end_turn(engine: Engine, resident: ResidentSession, stop: int, unsettled: int) -> None:
+def _end_turn(engine: Engine, resident: ResidentSession, stop: int, turn: pb.LoggedTurn) -> None:
     """End a turn as it ended: keep the rows before `stop`."""
+    unsettled = turn.unsettled_tokens
+    dropped = unsettled + turn.remembered_tokens
     session = resident.session
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
     drop_rows(engine, resident, stop)
-    if resident.config.recalls and unsettled:
+    if resident.config.recalls and dropped:
         # The eviction has not seen the dropped rows that a replay leaves out: those that stay follow
         # from their number.
         for layer in range(engine.model.shape.n_layers):
-            kept = kept_by_position(resident, engine.settings, layer, stop + unsettled)
+            kept = kept_by_position(resident, engine.settings, layer, stop + dropped)
             if kept is not None:
                 positions = engine.cache.read(resident.slot, layer).positions
                 stays = (positions < kept[0]) | (positions >= kept[1])
@@ -209,7 +211,7 @@ def skip_untouched(
     if config.method.observation.accumulate:
         return 0
     bounded = config.method.evicts and not config.recalls
-    skipped = unsettled = 0
+    skipped = unsettled = dropped = 0
     log = found = LoggedTokens()
     for number, turn in enumerate(turns, 1):
         log = log.after(turn)
@@ -219,7 +221,8 @@ def skip_untouched(
             continue  # what the store has there is not this turn's
         if not engine.has_states or log.rows in intact:
             skipped, found, unsettled = number, log, turn.unsettled_tokens
-    yield from load_rows(engine, resident, found.rows, unsettled)
+            dropped = unsettled + turn.remembered_tokens
+    yield from load_rows(engine, resident, found.rows, dropped)
     resident.session.pending = found.pending
     resident.session.unsettled = unsettled
     return skipped

@@ -35,6 +35,7 @@ from workers.repair.repair import run_repair
 from workers.tasks.ahead import go_on_behind
 from workers.tasks.limits import get_limit
 from workers.tasks.prefix import skip_tokens, take_prefix
+from workers.tasks.remembering import count_before_last, prepare_splice
 from workers.tasks.rewriting import apply_rewrite, plan_rewrite
 from workers.tasks.step import prepare_step
 from workers.tasks.turn_signal import build_signal, defer_signal
@@ -222,7 +223,7 @@ def _plan_turn(
         rewrite,
         None,
     )
-    changes = bool(rewrite or episode or request.repair)
+    changes = bool(rewrite or episode or request.repair or request.remembered)
     ahead = go_on_behind(engine, session, prompt, as_committed=changes or plan.looks_at_all)
     return replace(plan, ahead=ahead)
 
@@ -292,13 +293,24 @@ def _prefill(
     watch = run.watch
     compares = plan.reference is not None
     most = plan.sampling.prompt_logprobs
-    taken = 0
+    taken, splice = 0, None
+    shareable = len(plan.prompt)
+    if request.remembered:
+        shareable = yield from count_before_last(
+            engine, resident.session, plan.messages, plan.prompt
+        )
     if plan.ahead is not None:
         taken = plan.ahead.prompt_tokens
     elif not (plan.looks_at_all or resident.session.length or resident.session.pending):
-        taken = yield from take_prefix(engine, resident, plan.prompt)
+        taken = yield from take_prefix(engine, resident, plan.prompt[:shareable])
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
+    if request.remembered:
+        before = len(resident.session.pending) + shareable - taken
+        splice, report = yield from prepare_splice(engine, resident, request.remembered, before)
+        run.done.remembered.CopyFrom(report)
+        run.done.remembered.behind = shareable
+        watch.lap("remember")
     recorded = any(segment.recorded for segment in plan.segments)
     scores = None if most is None else PromptScores(engine.grammars, plan.prompt[0], most)
     prefilled = yield from prefill(
@@ -312,6 +324,7 @@ def _prefill(
         before_step=run.before_step,
         score=None if scores is None else scores.score,
         beginning=max(0, plan.beginning - taken),
+        splice=splice,
     )
     if scores is not None:
         run.done.prompt_logprobs.extend(scores.reported)

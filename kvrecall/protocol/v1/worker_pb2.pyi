@@ -114,7 +114,7 @@ class OpenRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class LoggedTurn(_message.Message):
-    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens", "recorded_tokens", "unsettled_tokens", "rewrite", "shared_tokens")
+    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens", "recorded_tokens", "unsettled_tokens", "rewrite", "shared_tokens", "remembered_tokens", "remembered_behind")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,8 @@ class LoggedTurn(_message.Message):
     UNSETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REWRITE_FIELD_NUMBER: _ClassVar[int]
     SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_BEHIND_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     output_tokens: int
@@ -135,7 +137,9 @@ class LoggedTurn(_message.Message):
     unsettled_tokens: int
     rewrite: Rewrite
     shared_tokens: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ..., recorded_tokens: _Optional[int] = ..., unsettled_tokens: _Optional[int] = ..., rewrite: _Optional[_Union[Rewrite, _Mapping]] = ..., shared_tokens: _Optional[int] = ...) -> None: ...
+    remembered_tokens: int
+    remembered_behind: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ..., recorded_tokens: _Optional[int] = ..., unsettled_tokens: _Optional[int] = ..., rewrite: _Optional[_Union[Rewrite, _Mapping]] = ..., shared_tokens: _Optional[int] = ..., remembered_tokens: _Optional[int] = ..., remembered_behind: _Optional[int] = ...) -> None: ...
 
 class Edit(_message.Message):
     __slots__ = ("start", "stop", "token_ids")
@@ -310,7 +314,7 @@ class Constraint(_message.Message):
     def __init__(self, schema: _Optional[str] = ..., strict: bool = ..., tool_choice: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., single_call: bool = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "length", "prompt", "opening", "flow", "background", "earlier", "defer_repair")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "length", "prompt", "opening", "flow", "background", "earlier", "remembered", "defer_repair")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +330,7 @@ class TurnRequest(_message.Message):
     FLOW_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     DEFER_REPAIR_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
@@ -342,8 +347,31 @@ class TurnRequest(_message.Message):
     flow: str
     background: bool
     earlier: Earlier
+    remembered: _containers.RepeatedCompositeFieldContainer[Passage]
     defer_repair: bool
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., length: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., flow: _Optional[str] = ..., background: bool = ..., earlier: _Optional[_Union[Earlier, _Mapping]] = ..., defer_repair: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., length: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., flow: _Optional[str] = ..., background: bool = ..., earlier: _Optional[_Union[Earlier, _Mapping]] = ..., remembered: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., defer_repair: bool = ...) -> None: ...
+
+class Passage(_message.Message):
+    __slots__ = ("page_ids", "start", "stop")
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    page_ids: bytes
+    start: int
+    stop: int
+    def __init__(self, page_ids: _Optional[bytes] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class RememberedReport(_message.Message):
+    __slots__ = ("passages", "tokens", "left_out", "behind")
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    passages: int
+    tokens: int
+    left_out: int
+    behind: int
+    def __init__(self, passages: _Optional[int] = ..., tokens: _Optional[int] = ..., left_out: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class Earlier(_message.Message):
     __slots__ = ("messages", "token_ids")
@@ -569,7 +597,7 @@ class PrefillReport(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., cover_min: _Optional[float] = ..., cover_mean: _Optional[float] = ..., density: _Optional[float] = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval", "prompt_logprobs", "recorded_tokens", "settled_tokens", "pending_pages", "rewrite")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval", "prompt_logprobs", "recorded_tokens", "settled_tokens", "pending_pages", "rewrite", "remembered")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -603,6 +631,7 @@ class TurnDone(_message.Message):
     SETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PENDING_PAGES_FIELD_NUMBER: _ClassVar[int]
     REWRITE_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -629,7 +658,8 @@ class TurnDone(_message.Message):
     settled_tokens: int
     pending_pages: int
     rewrite: Rewrite
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., recorded_tokens: _Optional[int] = ..., settled_tokens: _Optional[int] = ..., pending_pages: _Optional[int] = ..., rewrite: _Optional[_Union[Rewrite, _Mapping]] = ...) -> None: ...
+    remembered: RememberedReport
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., recorded_tokens: _Optional[int] = ..., settled_tokens: _Optional[int] = ..., pending_pages: _Optional[int] = ..., rewrite: _Optional[_Union[Rewrite, _Mapping]] = ..., remembered: _Optional[_Union[RememberedReport, _Mapping]] = ...) -> None: ...
 
 class TurnPlanned(_message.Message):
     __slots__ = ("held_tokens", "prompt_tokens", "max_tokens")

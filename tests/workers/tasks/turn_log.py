@@ -22,6 +22,8 @@ def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
         deferred_tokens=done.deferred_tokens,
         recorded_tokens=done.recorded_tokens,
         unsettled_tokens=done.state.unsettled,
+        remembered_tokens=done.remembered.tokens,
+        remembered_behind=done.remembered.behind,
         shared_tokens=done.shared_pages * PAGE_TOKENS,
         rewrite=done.rewrite if done.HasField("rewrite") else None,
     )

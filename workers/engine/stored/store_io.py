@@ -235,6 +235,17 @@ class StoreIO:
         nbytes = self._side.states.nbytes
         return self._stored.read_state(session, length, snapshots, nbytes)
 
+    def read_pages(
+        self, session: WorkerSession, pages: Sequence[PageId], positions: Tensor
+    ) -> "Future[Tensor]":
+        """Begin to read rows of pages of other sessions of the session's tenant, for it.
+
+        positions: of the pages' rows, int64 `[m]`. The result is `[n_layers, parts, n_kv_heads, m, head_dim]`.
+        """
+        reader, key = f"remembered by {session.name}", session.config.page_key
+        read = partial(self._stored.read_pages, reader, tuple(pages), key, positions)
+        return self._reader.submit(_run_mapping_errors, read)
+
     def gather(
         self, session: str, positions: Sequence[Tensor], *, promote: bool = True
     ) -> "Future[list[tuple[Tensor, Tensor]]]":

@@ -101,6 +101,19 @@ class StoredSessions:
         rows = self.states.gather(session, torch.tensor([index]))
         return rows.flatten().view(torch.uint8)[:nbytes]
 
+    def read_pages(
+        self, reader: str, pages: Sequence[PageId], key: bytes, positions: Tensor
+    ) -> Tensor:
+        """Read rows of pages that other sessions have, as `RowStore.gather` does of a session of these pages.
+
+        reader: the name that holds them meanwhile, of no session. key: as of `RowStore.open`.
+        """
+        self.rows.open(reader, pages, key)
+        try:
+            return self.rows.gather(reader, positions)
+        finally:
+            self.rows.close_session(reader)
+
     def append_state(self, session: str, page: PageId, packed: Tensor) -> None:
         """Append a state, uint8 `[nbytes]`, which follows a page. Raises as `RowStore.append`."""
         assert self.states is not None, "only models with recurrent states have them stored"
