@@ -241,14 +241,18 @@ class Session:
         messages: Sequence[Message],
         max_tokens: int,
         episode: pb.Episode | None = None,
+        remembered: Sequence[pb.Passage] = (),
         **sampling: Any,
     ) -> pb.TurnDone:
         """Generate an answer without committing it: the next turn starts from the same state.
 
-        It is greedy; `sampling` are other fields of Sampling. Raises `workers.errors`.
+        `remembered`: what it sees of other sessions. It is greedy; `sampling` are other fields of
+        Sampling. Raises `workers.errors`.
         """
         chosen = pb.Sampling(max_tokens=max_tokens, **sampling)
-        return self._turn(messages, generate=True, sampling=chosen, episode=episode)
+        return self._turn(
+            messages, generate=True, sampling=chosen, episode=episode, remembered=remembered
+        )
 
     def restore(self) -> None:
         """Restore the committed state if a question has changed the session."""

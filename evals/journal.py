@@ -29,7 +29,6 @@ _COMPUTES = (
     "evals.suites.ages",
     "evals.suites.earlier.arms",
     "evals.suites.earlier.cases",
-    "evals.suites.earlier.placed_pages",
     "evals.suites.earlier.remembered_chunks",
     "evals.suites.locomo.answers",
     "evals.suites.locomo.data",

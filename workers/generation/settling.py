@@ -1,9 +1,9 @@
 """Settling: a turn begins at a page boundary, and the tokens behind it are computed again as blocks.
 
-A turn keeps whole pages of rows, and none of other sessions'. The tokens behind the last of them are
-pending. Blocks of a session that recalls attend to every stored row, but an answer's steps to the active rows and those that they
-retrieve. Their rows would differ from a full cache's, and so would all later ones: such a session keeps
-the rows before the first of them. Whole pages of pending tokens are computed in the pause, or before
+A turn keeps whole pages of rows, and none of other sessions'. The tokens behind the last of them are pending.
+Blocks of a session that recalls attend to every stored row, but an answer's steps to the active rows and those
+that they retrieve. Their rows would differ from a full cache's, and so would all later ones: such a session
+keeps the rows before the first of them. Whole pages of pending tokens are computed in the pause, or before
 anything else in the next turn: by the same blocks over the same rows, so with the same bits.
 """
 

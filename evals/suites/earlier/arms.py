@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,6 @@ from evals.configs import budget_rows
 from evals.episodes import embed
 from evals.harness import Message, Session, Setup
 from evals.suites.earlier.cases import Case
-from evals.suites.earlier.placed_pages import PlacedPages
 from evals.suites.earlier.remembered_chunks import RememberedChunks
 from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -23,8 +23,17 @@ _SUMMARY_TOKENS = 96
 _SUMMARIZE = "Summarize what was said, with all names and facts."
 _BEFORE = "What was said in earlier conversations:"
 
-# The session to ask a question in, and what is said before the question.
-Ask = Callable[[str], tuple[Session, list[Message]]]
+
+@dataclass(frozen=True)
+class Question:
+    """Where a question is asked, what is said before it, and what the turn remembers."""
+
+    session: Session
+    lead: Sequence[Message]
+    remembered: Sequence[pb.Passage] = ()
+
+
+Ask = Callable[[str], Question]
 
 
 def _open_new(worker: Scheduler, setup: Setup, name: str) -> Session:
@@ -70,7 +79,7 @@ def _remember_rows(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]
             state_version=first.state_version,
             layer_rows=first.layer_rows,
         )
-        yield lambda question: (session, [case.system])
+        yield lambda question: Question(session, [case.system])
 
 
 @contextmanager
@@ -78,7 +87,7 @@ def _continue_one(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
     """One session of all that was said, with recall, however long."""
     said = [message for each in case.exchanges for message in each]
     with harness.open_session(setup, [case.system, *said], chunk) as session:
-        yield lambda question: (session, [])
+        yield lambda question: Question(session, [])
 
 
 @contextmanager
@@ -93,7 +102,7 @@ def _truncate(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
             break
         kept = [*exchange, *kept]
     with harness.open_session(setup, [case.system, *kept], chunk) as session:
-        yield lambda question: (session, [])
+        yield lambda question: Question(session, [])
 
 
 def _find_nearest(texts: Sequence[str]) -> Callable[[str], list[int]]:
@@ -118,47 +127,32 @@ def _retrieve_text(
 
     with _open_worker(setup, chunk) as worker:
         session = _open_new(worker, setup, "asked")
-        yield lambda question: (session, [case.system, *repeat(question)])
+        yield lambda question: Question(session, [case.system, *repeat(question)])
 
 
 @contextmanager
-def _place_passages(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
-    """Rows of the exchanges nearest to the question, in whole pages, the nearest last, right before the new session.
-
-    Before them the first page of the first session, whose first rows heads attend to where nothing else fits
-    (StreamingLLM's sinks). No text is prefilled.
-    """
+def _remember_passages(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
+    """Rows of the exchanges nearest to the question, the nearest last, before it. No text is prefilled."""
     with _open_worker(setup, chunk) as worker:
         earlier = _hold(worker, setup, case)
         passages = [
-            (index, said)
-            for index, session in enumerate(earlier)
+            (session, said[0].start, min(said[-1].stop, session.state.length), said)
+            for session in earlier
             for said in harness.split_utterances(session.utterances)
+            if said[0].start < session.state.length
         ]
-        find = _find_nearest([" ".join(each.text for each in said) for _, said in passages])
+        find = _find_nearest([" ".join(each.text for each in said) for *_, said in passages])
         tokens = worker.engine.store.layout.page_tokens
-        whole = [session.state.length // tokens for session in earlier]
 
-        def begin(question: str) -> tuple[Session, list[Message]]:
-            pages = {(0, 0): None}
-            for index, said in (passages[each] for each in find(question)):
-                last = min(-(-said[-1].stop // tokens), whole[index])
-                pages |= {(index, page): None for page in range(said[0].start // tokens, last)}
-            session = _open_new(worker, setup, "asked")
-            session.state = pb.SessionState(
-                length=len(pages) * tokens,
-                page_ids=b"".join(
-                    earlier[index].state.page_ids[page * ID_BYTES : (page + 1) * ID_BYTES]
-                    for index, page in pages
-                ),
-                state_version=earlier[0].state.state_version,
-                layer_rows=earlier[0].state.layer_rows,
-            )
-            firsts = tuple(page * tokens for _, page in pages)
-            worker.engine.long_sessions.chunks = PlacedPages(len(pages) * tokens, tokens, firsts)
-            return session, [case.system]
+        def cut(session: Session, start: int, stop: int) -> pb.Passage:
+            first, last = start // tokens, -(-stop // tokens)
+            ids = session.state.page_ids[first * ID_BYTES : last * ID_BYTES]
+            return pb.Passage(page_ids=ids, start=start, stop=stop)
 
-        yield begin
+        session = _open_new(worker, setup, "asked")
+        yield lambda question: Question(
+            session, [case.system], [cut(*passages[each][:3]) for each in find(question)]
+        )
 
 
 @contextmanager
@@ -172,7 +166,7 @@ def _summarize(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
         ]
         text = "\n".join([str(case.system["content"]), _BEFORE, *summaries])
         session = _open_new(worker, setup, "asked")
-        yield lambda question: (session, [{"role": "system", "content": text}])
+        yield lambda question: Question(session, [{"role": "system", "content": text}])
 
 
 @contextmanager
@@ -180,14 +174,14 @@ def _bring_nothing(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]
     """A new session that knows of none before it."""
     with _open_worker(setup, chunk) as worker:
         session = _open_new(worker, setup, "asked")
-        yield lambda question: (session, [case.system])
+        yield lambda question: Question(session, [case.system])
 
 
 ARMS: Mapping[str, Callable[[Setup, Case, int | None], AbstractContextManager[Ask]]] = {
     "rows": _remember_rows,
     "one session": _continue_one,
     "newest text": _truncate,
-    "rows of passages": _place_passages,
+    "rows of passages": _remember_passages,
     "passages": _retrieve_text,
     "passages nearest last": partial(_retrieve_text, as_said=False),
     "summaries": _summarize,

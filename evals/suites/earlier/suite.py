@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from evals import harness
-from evals.harness import Session, Setup
+from evals.harness import Setup
 from evals.suite import Record, Suite
-from evals.suites.earlier.arms import ARMS
+from evals.suites.earlier.arms import ARMS, Question
 from evals.suites.earlier.cases import Asked, Case, plant_facts, read_locomo
 from evals.suites.locomo.data import list_files
 from evals.summary import group_by, mean_row
@@ -80,7 +80,7 @@ def run(unit: Earlier) -> list[Record]:
     began = time.perf_counter()
     with ARMS[unit.arm](unit.setup, case, unit.chunk or None) as ask:
         before = time.perf_counter() - began
-        return [_ask(unit, *ask(each.text), each, before) for each in case.questions]
+        return [_ask(unit, ask(each.text), each, before) for each in case.questions]
 
 
 def _build(unit: Earlier) -> Case:
@@ -89,12 +89,10 @@ def _build(unit: Earlier) -> Case:
     return plant_facts(unit.setup, unit.sessions, unit.tokens, unit.questions)
 
 
-def _ask(
-    unit: Earlier, session: Session, lead: Sequence[harness.Message], asked: Asked, before: float
-) -> Record:
+def _ask(unit: Earlier, question: Question, asked: Asked, before: float) -> Record:
     started = time.perf_counter()
-    messages = [*lead, {"role": "user", "content": asked.text}]
-    done = session.ask(messages, harness.MAX_REPLY_TOKENS)
+    messages = [*question.lead, {"role": "user", "content": asked.text}]
+    done = question.session.ask(messages, harness.MAX_REPLY_TOKENS, remembered=question.remembered)
     whole = time.perf_counter() - started
     reply = done.message.content
     return {
@@ -106,7 +104,7 @@ def _ask(
         "expected": asked.expected,
         "reply": reply,
         "score": asked.score(reply),
-        "rows": session.spec.budget,
+        "rows": question.session.spec.budget,
         "prompt_tokens": done.prompt_tokens,
         "seconds": {"before": before, "first_token": whole - done.seconds["decode"]},
     }

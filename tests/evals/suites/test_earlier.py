@@ -12,7 +12,6 @@ from evals.harness import Setup
 from evals.suites.earlier import suite as earlier
 from evals.suites.earlier.arms import ARMS
 from evals.suites.earlier.cases import plant_facts, read_locomo
-from evals.suites.earlier.placed_pages import PlacedPages
 from evals.suites.earlier.remembered_chunks import RememberedChunks
 from evals.suites.earlier.suite import Earlier
 
@@ -55,21 +54,6 @@ def test_rows_of_others_are_seen_in_one_chunk_in_the_order_of_their_places(
 def test_rows_that_do_not_end_where_the_new_session_begins_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rows of \(3, 4\) tokens do not end at 8"):
         RememberedChunks(8, 2, (3, 4))
-    with pytest.raises(ValueError, match="3 pages of 2 rows do not end at 8"):
-        PlacedPages(8, 2, (0, 4, 6))
-
-
-@given(st.integers(1, 30), st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 99))
-def test_pages_of_others_are_seen_where_they_lie_before_the_session(
-    size: int, pages: list[int], beyond: int
-) -> None:
-    chunks = PlacedPages(size * len(pages), size, tuple(size * page for page in pages))
-    segments = chunks.find_segments(chunks.window + beyond)
-    for row in range(chunks.window + beyond):
-        own = row if row >= chunks.window else size * pages[row // size] + row % size
-        shift = next(each.shift for each in reversed(segments) if each.start <= row)
-        assert own + shift == row
-    assert chunks.place(chunks.window + beyond) == chunks.window + beyond
 
 
 def test_each_fact_is_stated_in_one_session(first: Earlier) -> None:
