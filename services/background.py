@@ -1,9 +1,9 @@
-"""Background work between turns: settling first, then pending repairs and prefill ahead, then episode maintenance.
+"""Background work between turns: settling first, then pending repairs and prefill ahead, then maintenance.
 
 One task per session does all. A turn waits for work that it would have to do itself: the settling, and the
 running block of its prompt. It takes what the running repair has found so far and skips the repairs that
 were due but not started, unless it asks to wait. Episode maintenance is interrupted at once by a turn or
-a repair, and continues later from its last commit.
+a repair, and continues later from its last commit. So is that of a memory's passages.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from kvrecall.telemetry.spans import current_span
 from services.ahead import AheadPrefiller
 from services.context import ServiceContext
 from services.episodes import EpisodeMaintainer
+from services.memories.indexer import PassageIndexer
 from services.repairs.runner import RepairRunner
 from services.sessions.active import ActiveSession
 from services.settling import Settler
@@ -30,6 +31,7 @@ class BackgroundTasks:
         self._repairs = RepairRunner(context)
         self._ahead = AheadPrefiller(context)
         self._maintainer = EpisodeMaintainer(context)
+        self._indexer = PassageIndexer(context)
 
     def start_repairs(self, live: ActiveSession) -> None:
         """Run the repairs that are due, before anything else."""
@@ -48,7 +50,8 @@ class BackgroundTasks:
 
         Settling and the repairs that it left due, then maintenance.
         """
-        if (live.unsettled or live.has_episodes or live.repairs_pending) and not live.deleted:
+        due = live.unsettled or live.repairs_pending or live.has_episodes or live.remembers
+        if due and not live.deleted:
             self._start(live)
 
     async def yield_to_turn(self, live: ActiveSession, wait: bool) -> None:
@@ -113,15 +116,16 @@ class BackgroundTasks:
                 return
 
     async def _maintain(self, live: ActiveSession) -> None:
-        """Maintain the episodes until done or interrupted.
+        """Maintain the episodes, or the passages of a memory, until done or interrupted.
 
-        Not at all while a turn runs or waits.
+        Not at all while a turn runs or waits. A session with a memory has no episodes.
         """
-        if not live.has_episodes or live.queued_turns or live.repairs_pending:
+        if live.queued_turns or live.repairs_pending:
             return
-        live.maintenance = asyncio.create_task(
-            self._maintainer.run(live), name=f"episodes {live.id}"
-        )
+        if not (live.has_episodes or live.remembers):
+            return
+        run = self._indexer.run if live.remembers else self._maintainer.run
+        live.maintenance = asyncio.create_task(run(live), name=f"maintenance {live.id}")
         try:
             await asyncio.wait({live.maintenance})
         finally:

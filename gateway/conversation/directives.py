@@ -119,7 +119,7 @@ def _read(name: str, value: str) -> Members:
         case "budget":
             plain = value.isascii() and value.isdigit() and len(value) < 10
             return {"budget": int(value) if plain else value}
-        case "session" | "history" | "retain" as member:
+        case "session" | "history" | "retain" | "remember" as member:
             return {member: value}
         case "cache-salt":
             return {"cache_salt": value}

@@ -68,6 +68,7 @@ from kvrecall.client.models import (
     TurnEpisode,
     TurnMemory,
     TurnPrefill,
+    TurnRemembered,
     TurnRetrieval,
     Usage,
 )
@@ -178,6 +179,7 @@ __all__ = [
     "TurnMemory",
     "TurnOptions",
     "TurnPrefill",
+    "TurnRemembered",
     "TurnRetrieval",
     "TurnSpan",
     "TurnStream",

@@ -13,6 +13,7 @@ from kvrecall.client.models import (
     TurnEpisode,
     TurnMemory,
     TurnPrefill,
+    TurnRemembered,
     TurnRetrieval,
 )
 
@@ -57,6 +58,7 @@ class LoggedTurn:
     reselections: Reselections | None
     prefill: TurnPrefill | None
     retrieval: TurnRetrieval | None
+    remembered: TurnRemembered | None
     request_id: str | None = None
     trace_id: str | None = None
 

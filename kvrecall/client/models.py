@@ -328,6 +328,20 @@ class TurnRetrieval:
 
 
 @dataclass(frozen=True)
+class TurnRemembered:
+    """What a turn saw of other sessions with its memory.
+
+    `passages` of these `sessions`, with so many `tokens`. `left_out` passages could not be read in the
+    session's worker, or be seen by its model.
+    """
+
+    passages: int
+    tokens: int
+    left_out: int
+    sessions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Turn:
     """Committed turn: number `turn` of the session, the reply, usage, memory, seconds by phase."""
 
@@ -345,6 +359,7 @@ class Turn:
     reselections: Reselections | None = None
     prefill: TurnPrefill | None = None
     retrieval: TurnRetrieval | None = None
+    remembered: TurnRemembered | None = None
 
     @property
     def text(self) -> str:

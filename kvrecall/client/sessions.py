@@ -60,6 +60,8 @@ class SessionOptions(TypedDict, total=False):
     metadata: Mapping[str, str]
     # Rows are shared only with sessions of the same salt, say a random string for each end user.
     cache_salt: str | None
+    # Name of a memory: turns see what other sessions with this name have said.
+    remember: str | None
     research: ResearchOptions | None
 
 
@@ -150,6 +152,7 @@ class Session:
     memory: SessionMemory
     durable: bool | None
     research: Research
+    remember: str | None
 
 
 @dataclass(frozen=True)

@@ -204,11 +204,11 @@ class EpisodesFailed:
     """Something about a session's episodes could not be done; no turn fails by it.
 
     `step` is match (the turn stays in its episode), switch (likewise), segment or build (tried
-    again after the next turn).
+    again after the next turn), or remember (the turn goes on without its memory).
     """
 
     session: str
-    step: Literal["match", "switch", "segment", "build"]
+    step: Literal["match", "switch", "segment", "build", "remember"]
     code: str
     message: str
 

@@ -147,6 +147,21 @@ class RetrievalReport:
 
 
 @dataclass(frozen=True)
+class RememberedReport:
+    """What a turn saw of other sessions with its memory, behind the first `behind` tokens of its prompt.
+
+    `left_out` passages could not be read in its worker, or be seen by its model. `sessions`: that the
+    passages were of, those that were left out included.
+    """
+
+    passages: int
+    tokens: int
+    left_out: int
+    behind: int
+    sessions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TurnOutcome:
     """The result of a committed turn; it is stored with the turn.
 
@@ -164,7 +179,8 @@ class TurnOutcome:
 
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token. `prefill` is
-    of a turn with sparse blocks, `retrieval` of one with steps that retrieved. `opening` is what
+    of a turn with sparse blocks, `retrieval` of one with steps that retrieved, `remembered` of one
+    that was given passages of other sessions. `opening` is what
     the client began the message with. `rewrite` is of the tokens before the turn's own. `request_id`
     and `trace_id` are of the request that ran it, empty where there is none.
     """
@@ -200,6 +216,7 @@ class TurnOutcome:
     reselections: ReselectionReport | None = None
     prefill: PrefillReport | None = None
     retrieval: RetrievalReport | None = None
+    remembered: RememberedReport | None = None
     opening: str = ""
     rewrite: Rewrite | None = None
     request_id: str = ""

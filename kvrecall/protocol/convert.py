@@ -16,6 +16,7 @@ from kvrecall.domain.reports import (
     Fidelity,
     MemoryReport,
     PrefillReport,
+    RememberedReport,
     RepairReport,
     ReselectionReport,
     RetrievalReport,
@@ -278,6 +279,14 @@ def reselections_from_wire(done: pb.TurnDone) -> ReselectionReport | None:
         return None
     report = done.reselections
     return ReselectionReport(report.count, report.rows_in, report.rows_out, report.seconds)
+
+
+def remembered_from_wire(done: pb.TurnDone, sessions: tuple[str, ...]) -> RememberedReport | None:
+    """Convert the report of what a turn remembered of these sessions; None if it was given nothing."""
+    if not done.HasField("remembered"):
+        return None
+    own = done.remembered
+    return RememberedReport(own.passages, own.tokens, own.left_out, own.behind, sessions)
 
 
 def retrieval_from_wire(done: pb.TurnDone) -> RetrievalReport | None:

@@ -205,6 +205,14 @@ class Expiry(Protocol):
         ...
 
 
+class Memories(Protocol):
+    """The sessions that remember each other, by the name of their memory (`SessionSettings.memory`)."""
+
+    async def get_newest(self, tenant: str, memory: str, limit: int) -> list[Session]:
+        """Return up to `limit` sessions of a tenant's memory, the newest first."""
+        ...
+
+
 class ToolCalls(Protocol):
     """The tool calls that turns ended on, and what clients report of them."""
 
@@ -392,6 +400,11 @@ class Catalog(Protocol):
     @property
     def expiry(self) -> Expiry:
         """Sessions that are deleted after a time without a turn."""
+        ...
+
+    @property
+    def memories(self) -> Memories:
+        """Sessions that remember each other."""
         ...
 
     @property

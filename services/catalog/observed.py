@@ -33,6 +33,7 @@ _LISTS = (
     "get_page",
     "get_ids",
     "get_expired",
+    "get_newest",
     "get_next",
     "get_idle_sessions",
     "get_dead",
@@ -62,6 +63,7 @@ class ObservedCatalog:
             "StoredConversations", observed(catalog.conversations, "conversations")
         )
         self.expiry = cast("base.Expiry", observed(catalog.expiry, "expiry"))
+        self.memories = cast("base.Memories", observed(catalog.memories, "memories"))
         self.tool_calls = cast("base.ToolCalls", observed(catalog.tool_calls, "tool_calls"))
         self.repairs = cast("base.Repairs", observed(catalog.repairs, "repairs"))
         self.episodes = cast("base.Episodes", observed(catalog.episodes, "episodes"))

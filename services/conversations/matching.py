@@ -393,6 +393,7 @@ class Conversations:
         for name, nothing in (
             ("template_arguments", "{}"),
             ("cache_salt", ""),
+            ("remember", ""),
             ("keep_reasoning", False),
         ):
             if fields[name] == nothing:  # as in digests of before there were any

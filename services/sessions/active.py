@@ -42,6 +42,7 @@ class ActiveSession:
         self.queued_turns = 0
         self.waiting_writers = 0
         self.has_episodes = session.settings.episodes is not None
+        self.remembers = bool(session.settings.remember)
         self.background: asyncio.Task[None] | None = None
         self.maintenance: asyncio.Task[None] | None = None
         self.repairs_pending = False

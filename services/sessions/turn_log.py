@@ -33,6 +33,7 @@ def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list
 def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
     answer = turn.outcome.message
     rewrite = turn.outcome.rewrite
+    remembered = turn.outcome.remembered
     return pb.LoggedTurn(
         token_ids=turn.token_ids,
         prompt_tokens=turn.outcome.prompt_tokens,
@@ -47,4 +48,6 @@ def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
         unsettled_tokens=turn.outcome.memory.unsettled,
         rewrite=None if rewrite is None else rewrite_to_wire(rewrite),
         shared_tokens=turn.outcome.shared_tokens,
+        remembered_tokens=0 if remembered is None else remembered.tokens,
+        remembered_behind=0 if remembered is None else remembered.behind,
     )

@@ -18,6 +18,7 @@ from kvrecall.protocol.convert import (
     message_from_wire,
     message_to_wire,
     prefill_from_wire,
+    remembered_from_wire,
     repair_from_wire,
     reselections_from_wire,
     retrieval_from_wire,
@@ -31,6 +32,7 @@ from services.catalog.records import IdempotencyKey
 from services.cluster.prompt_family import prompt_family
 from services.conversations.histories import extend
 from services.episodes import Match
+from services.memories.finder import Remembered
 from services.sessions.active import ActiveSession
 from services.turns.clock import TurnClock
 
@@ -41,7 +43,7 @@ class TurnContext:
 
     The session as committed, the plan, how long it `waited` in seconds, its share of the service,
     the tokens of a page, and the number of its `retries` in other workers. `earlier`: the log's end,
-    which it may rewrite.
+    which it may rewrite. `remembered`: what it sees of other sessions.
     """
 
     live: ActiveSession
@@ -55,6 +57,7 @@ class TurnContext:
     share: Share
     page_tokens: int
     earlier: pb.Earlier | None = None
+    remembered: Remembered | None = None
     retries: int = 0
 
     @property
@@ -83,6 +86,7 @@ class TurnContext:
             flow=self.share.flow,
             background=self.share.background,
             earlier=self.earlier,
+            remembered=() if self.remembered is None else self.remembered.passages,
         )
 
     def describe_start(self, done: pb.TurnDone) -> TurnStart:
@@ -138,6 +142,8 @@ class TurnContext:
         repairs = self.session.repairs
         match = self.match
         matching = {} if match is None else {"match": match.seconds}
+        remembered = self.remembered
+        finding = {} if remembered is None else {"find": remembered.seconds}
         return TurnOutcome(
             session=self.live.id,
             turn=self.plan.number,
@@ -148,7 +154,7 @@ class TurnContext:
             output_tokens=done.output_tokens,
             memory=memory_from_wire(done.memory, done.durable),
             repairs=repairs if own_repair is None else (*repairs, own_repair),
-            seconds={"waiting": self.waited, **matching, **dict(done.seconds)},
+            seconds={"waiting": self.waited, **matching, **finding, **dict(done.seconds)},
             fidelity=fidelity_from_wire(done),
             own_repair=own_repair,
             episode=None
@@ -171,6 +177,9 @@ class TurnContext:
             reselections=reselections_from_wire(done),
             prefill=prefill_from_wire(done),
             retrieval=retrieval_from_wire(done),
+            remembered=remembered_from_wire(
+                done, () if remembered is None else remembered.sessions
+            ),
             rewrite=rewrite_from_wire(done),
             request_id=get_request_id(),
             trace_id=current_span().trace_id,

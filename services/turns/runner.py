@@ -41,6 +41,7 @@ from services.catalog.serialization import OUTCOME, pack
 from services.context import ServiceContext
 from services.episodes import EpisodeRouter
 from services.grammars import ConstraintChecks
+from services.memories.finder import MemoryFinder
 from services.repairs.runner import repair_details, signal_text
 from services.sessions.active import ActiveSession
 from services.sessions.log_end import read_log_end
@@ -65,6 +66,7 @@ class TurnRunner:
         self._context = context
         self._background = background
         self._router = router
+        self._memory = MemoryFinder(context)
         self._info: WorkerInfo | None = None
         self._constraints = ConstraintChecks(context.grammars)
 
@@ -179,7 +181,9 @@ class TurnRunner:
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
         info = await self._describe_worker()
-        earlier = None
+        earlier = remembered = None
+        if not request.prompt:
+            remembered = await self._memory.find(session, plan.messages, info.page_tokens)
         if session.turns and not request.prompt:
             earlier = await read_log_end(self._context.catalog, session, plan.messages, info)
         return TurnContext(
@@ -194,6 +198,7 @@ class TurnRunner:
             share,
             info.page_tokens,
             earlier=earlier,
+            remembered=remembered,
         )
 
     async def _describe_worker(self) -> WorkerInfo:

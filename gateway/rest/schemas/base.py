@@ -14,10 +14,11 @@ from pydantic import (
     WrapValidator,
 )
 
-from kvrecall.domain.settings.session import MAX_CACHE_SALT
+from kvrecall.domain.settings.session import MAX_CACHE_SALT, MAX_MEMORY_NAME
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]
+MemoryName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_MEMORY_NAME)]
 JsonObject = dict[str, Any]
 MetadataBody = Annotated[
     dict[Name, Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=32)

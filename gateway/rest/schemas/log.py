@@ -73,4 +73,5 @@ def _to_logged_turn(record: TurnRecord) -> LoggedTurn:
         reselections=copy_optional(client.Reselections, outcome.reselections),
         prefill=copy_optional(client.TurnPrefill, outcome.prefill),
         retrieval=copy_optional(client.TurnRetrieval, outcome.retrieval),
+        remembered=copy_optional(client.TurnRemembered, outcome.remembered),
     )

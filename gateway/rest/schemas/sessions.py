@@ -18,6 +18,7 @@ from gateway.rest.schemas.base import (
     MAX_SEED,
     Body,
     CacheSalt,
+    MemoryName,
     MetadataBody,
     Name,
     report_one_error,
@@ -85,6 +86,11 @@ class CreateSessionBody(Body):
         description="Share rows and conversations only with requests of the same salt, such as a random "
         "string for each end user. null: with those that have none. Never shown.",
     )
+    remember: MemoryName | None = Field(
+        default=None,
+        description="Name of a memory, such as one for each end user. Each turn sees the rows of the five "
+        "exchanges nearest to the user's message that other sessions with this name have had. null: none.",
+    )
     research: ResearchBody | None = Field(
         default=None,
         description="How the active rows are chosen, for evaluations and papers. Its settings may change "
@@ -131,6 +137,7 @@ class CreateSessionBody(Body):
             keep_reasoning=self.keep_reasoning,
             expires_after_seconds=self.expires_after_seconds,
             cache_salt=self.cache_salt or "",
+            remember=self.remember or "",
             **research.to_members(),
         )
 
@@ -185,6 +192,7 @@ def to_session(session: Session, state: SessionState, model: str) -> client.Sess
         updated_at=datetime.fromtimestamp(session.updated_at, UTC),
         memory=copy_to(client.SessionMemory, session.memory),
         durable=session.memory.durable,
+        remember=settings.remember or None,
     )
 
 

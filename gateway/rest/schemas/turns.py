@@ -176,4 +176,5 @@ def to_turn(outcome: TurnOutcome) -> Turn:
         reselections=copy_optional(client.Reselections, outcome.reselections),
         prefill=copy_optional(client.TurnPrefill, outcome.prefill),
         retrieval=copy_optional(client.TurnRetrieval, outcome.retrieval),
+        remembered=copy_optional(client.TurnRemembered, outcome.remembered),
     )

@@ -31,6 +31,21 @@ class Rewrite:
         return sum(each.stop - each.start - len(each.token_ids) for each in self.edits)
 
 
+def follow_edits(position: int, edits: Sequence[Edit]) -> int:
+    """Follow a token of a log through its edits; returns its position after them.
+
+    A token that was replaced is at as many tokens into the replacement, or at its end.
+    """
+    moved = position
+    for each in edits:
+        if position < each.start:
+            break
+        inside = min(position, each.stop) - each.start
+        replaced = len(each.token_ids)
+        moved += (replaced if position >= each.stop else min(inside, replaced)) - inside
+    return moved
+
+
 def apply_edits(token_ids: Sequence[int], edits: Sequence[Edit], start: int = 0) -> list[int]:
     """Apply edits to the tokens of a log from position `start` on."""
     edited = list(token_ids)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvrecall.domain.errors import (
+    BadSettings,
     BudgetOutOfRange,
     EpisodesUnsupported,
     UnknownMethod,
@@ -60,6 +61,7 @@ class CreateSession(WorkerOptions):
     stored: bool = False
     branch: bool = False
     cache_salt: str = field(default="", repr=False)
+    remember: str = ""
 
     @property
     def recall(self) -> bool:
@@ -100,6 +102,7 @@ def resolve_settings(
         stored=request.stored,
         branch=request.branch,
         cache_salt=request.cache_salt,
+        remember=_check_memory(request, method),
     )
 
 
@@ -177,6 +180,17 @@ def _repair_rows(
         message = f"{asked} rows kept for repair leave less than {info.min_budget} of a budget of {budget}"
         raise BudgetOutOfRange("research.repair_rows", message, spare)
     return asked
+
+
+def _check_memory(request: CreateSession, method: MethodInfo) -> str:
+    """Return the name of the session's memory; empty: none. Raises BadSettings."""
+    if request.remember and (method.name == FULL_CACHE or not _retrieves(request, method)):
+        raise BadSettings(
+            "remember",
+            f"a session of method {method.name!r} remembers no other one: its answers find no rows. Leave "
+            "remember out, or take recall",
+        )
+    return request.remember
 
 
 def _episodes(request: CreateSession, method: MethodInfo) -> EpisodeSettings | None:

@@ -1,5 +1,6 @@
 """The settings that are fixed when a session is created."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -99,8 +100,9 @@ class WorkerOptions:
 ONE_SHOT_SECONDS = 3600.0
 # One of several answers to one request, with which the client did not go on.
 BRANCH_SECONDS = 600.0
-# Characters of a salt.
+# Characters of a salt, and of a memory's name.
 MAX_CACHE_SALT = 256
+MAX_MEMORY_NAME = 256
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class SessionSettings(WorkerOptions):
       its tool calls never time out: a person may approve one a day later.
     - `stored`: it was begun by a response that clients may go on from by its id.
     - `branch`: its first turn is one of several answers to one request.
+    - `remember`: its turns see what sessions with the same name here have said, of the same tenant and
+      salt; empty: nothing.
     - `cache_salt`: rows and conversations are shared with requests of the same salt only; empty: with
       those without one. It may be a secret of the client: no API and no text of an error shows it.
     """
@@ -142,6 +146,14 @@ class SessionSettings(WorkerOptions):
     stored: bool = False
     branch: bool = False
     cache_salt: str = field(default="", repr=False)
+    remember: str = ""
+
+    @property
+    def memory(self) -> str:
+        """The name of the memory that the session shares with others in one catalog; empty: none."""
+        if not self.remember:
+            return ""
+        return json.dumps([self.tenant, self.cache_salt, self.remember])
 
     @property
     def recall(self) -> bool:

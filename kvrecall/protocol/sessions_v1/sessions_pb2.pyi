@@ -238,7 +238,7 @@ class Research(_message.Message):
     def __init__(self, method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("idempotency_key", "model", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "cache_salt", "research")
+    __slots__ = ("idempotency_key", "model", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "cache_salt", "research", "remember")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,7 @@ class CreateSessionRequest(_message.Message):
     EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     RESEARCH_FIELD_NUMBER: _ClassVar[int]
+    REMEMBER_FIELD_NUMBER: _ClassVar[int]
     idempotency_key: str
     model: str
     recall: bool
@@ -268,7 +269,8 @@ class CreateSessionRequest(_message.Message):
     expires_after: _duration_pb2.Duration
     cache_salt: str
     research: Research
-    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., research: _Optional[_Union[Research, _Mapping]] = ...) -> None: ...
+    remember: str
+    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., research: _Optional[_Union[Research, _Mapping]] = ..., remember: _Optional[str] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session",)
@@ -361,7 +363,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "memory", "durable", "research")
+    __slots__ = ("id", "state", "model", "worker", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "memory", "durable", "research", "remember")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +391,7 @@ class Session(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     RESEARCH_FIELD_NUMBER: _ClassVar[int]
+    REMEMBER_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: SessionState
     model: str
@@ -409,7 +412,8 @@ class Session(_message.Message):
     memory: SessionMemory
     durable: bool
     research: Research
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., research: _Optional[_Union[Research, _Mapping]] = ...) -> None: ...
+    remember: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., research: _Optional[_Union[Research, _Mapping]] = ..., remember: _Optional[str] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")
@@ -711,8 +715,20 @@ class TurnRetrieval(_message.Message):
     refused: bool
     def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., refused: bool = ...) -> None: ...
 
+class TurnRemembered(_message.Message):
+    __slots__ = ("passages", "tokens", "left_out", "sessions")
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    passages: int
+    tokens: int
+    left_out: int
+    sessions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, passages: _Optional[int] = ..., tokens: _Optional[int] = ..., left_out: _Optional[int] = ..., sessions: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Turn(_message.Message):
-    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill", "retrieval")
+    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill", "retrieval", "remembered")
     class DurationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -734,6 +750,7 @@ class Turn(_message.Message):
     RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
     session: str
     turn: int
     message: Message
@@ -748,7 +765,8 @@ class Turn(_message.Message):
     reselections: Reselections
     prefill: TurnPrefill
     retrieval: TurnRetrieval
-    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reselections: _Optional[_Union[Reselections, _Mapping]] = ..., prefill: _Optional[_Union[TurnPrefill, _Mapping]] = ..., retrieval: _Optional[_Union[TurnRetrieval, _Mapping]] = ...) -> None: ...
+    remembered: TurnRemembered
+    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reselections: _Optional[_Union[Reselections, _Mapping]] = ..., prefill: _Optional[_Union[TurnPrefill, _Mapping]] = ..., retrieval: _Optional[_Union[TurnRetrieval, _Mapping]] = ..., remembered: _Optional[_Union[TurnRemembered, _Mapping]] = ...) -> None: ...
 
 class TurnPrefill(_message.Message):
     __slots__ = ("blocks", "cover_min", "cover_mean", "density")

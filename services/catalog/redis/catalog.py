@@ -49,6 +49,7 @@ from services.catalog.redis.indexes.indexes import RedisIndexes
 from services.catalog.redis.indexes.page_tree import RedisPageTree
 from services.catalog.redis.indexes.tenant_use import RedisTenantUse, SessionGrowth
 from services.catalog.redis.leases import RedisLeases
+from services.catalog.redis.memories import RedisMemories
 from services.catalog.redis.pages import RedisPages
 from services.catalog.redis.repairs import RedisRepairs
 from services.catalog.redis.responses import RedisConversations, RedisResponses
@@ -83,6 +84,7 @@ class RedisCatalog:
         indexes = RedisIndexes(redis, keys, slots, use)
         self.expiry = RedisExpiry(redis, keys, slots, indexes)
         tree = RedisPageTree(redis, keys, slots)
+        self.memories = RedisMemories(redis, keys, slots, encryption)
         deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, tree)
         self._redis = redis
         self.data_keys = encryption.keys
@@ -93,6 +95,7 @@ class RedisCatalog:
             slots,
             indexes,
             self.expiry,
+            self.memories,
             self.idempotency,
             deletion,
             use,

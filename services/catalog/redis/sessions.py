@@ -40,6 +40,7 @@ from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes.indexes import RedisIndexes
 from services.catalog.redis.indexes.page_tree import RedisPageTree
 from services.catalog.redis.indexes.tenant_use import RedisTenantUse, SessionGrowth
+from services.catalog.redis.memories import RedisMemories
 from services.catalog.redis.slot.commits import (
     RedisCommit,
     build_create,
@@ -57,6 +58,7 @@ class RedisSessions:
         slots: SessionSlots,
         indexes: RedisIndexes,
         expiry: RedisExpiry,
+        memories: RedisMemories,
         idempotency: RedisIdempotency,
         deletion: SessionDeletion,
         use: RedisTenantUse,
@@ -68,6 +70,7 @@ class RedisSessions:
         self._slots = slots
         self._indexes = indexes
         self._expiry = expiry
+        self._memories = memories
         self._idempotency = idempotency
         self._deletion = deletion
         self._use = use
@@ -142,8 +145,14 @@ class RedisSessions:
 
     async def delete(self, session_id: str, record: IdempotencyRecord | None) -> None:
         """Delete the session; its pages may be dead then. Raises UnknownSession."""
-        await run_to_completion(self._deletion.delete(session_id, record))
+        await run_to_completion(self._delete(session_id, record))
         self._owners.forget(session_id)
+
+    async def _delete(self, session_id: str, record: IdempotencyRecord | None) -> None:
+        (session,) = await self._slots.get_each([session_id])
+        await self._deletion.delete(session_id, record)
+        if session is not None:
+            await self._memories.remove(session)
 
     async def _fork(
         self, commit: ForkCommit, record: IdempotencyRecord | None, limits: TenantLimits
@@ -172,6 +181,7 @@ class RedisSessions:
         async with self._idempotency.reserved(record, session.id):
             await self._indexes.add(session, last_event_at=commit.at, limit=limits.sessions)
             await self._expiry.add(session)
+            await self._memories.add(session)
             try:
                 await self._growth.apply(
                     session.id,
@@ -184,6 +194,7 @@ class RedisSessions:
             except QuotaExceeded:
                 await self._indexes.remove(session.id, session.settings.tenant)
                 await self._expiry.remove(session.id, session.settings.tenant)
+                await self._memories.remove(session)
                 raise
         with suppress(CatalogError):
             await self._indexes.add(session, last_event_at=0.0)

@@ -20,6 +20,7 @@ from services.catalog.sqlite.expiry import SqliteExpiry
 from services.catalog.sqlite.histories import SqliteHistories
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
+from services.catalog.sqlite.memories import SqliteMemories
 from services.catalog.sqlite.pages import SqlitePages
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.responses import SqliteConversations, SqliteResponses
@@ -59,6 +60,7 @@ class SqliteCatalog:
         self.responses = SqliteResponses(database, encryption)
         self.conversations = SqliteConversations(database, self.idempotency, encryption)
         self.expiry = SqliteExpiry(database, reader, encryption)
+        self.memories = SqliteMemories(reader, encryption)
         self.tool_calls = SqliteToolCalls(database, self.idempotency, encryption)
         self.repairs = SqliteRepairs(database, encryption)
         self.episodes = SqliteEpisodes(database, encryption)

@@ -26,6 +26,7 @@ from services.catalog.records import (
 from services.catalog.serialization import unseal
 from services.catalog.sqlite import episodes, mapping, tool_calls
 from services.catalog.sqlite.idempotency import SqliteIdempotency
+from services.catalog.sqlite.memories import add_member
 from services.catalog.sqlite.pages import drop_pages
 from services.catalog.sqlite.session_rows import (
     add_session,
@@ -85,6 +86,7 @@ class SqliteSessions:
 
         def change(db: sqlite3.Connection) -> None:
             add_session(db, session, worker_state, self._database.now(), cipher)
+            add_member(db, session, self._encryption)
             self._idempotency.store(db, sealed, created=session.id)
             check_use(db, session.settings.tenant, limits, "sessions", "tokens", "bytes")
 
@@ -157,6 +159,7 @@ class SqliteSessions:
 
         def change(db: sqlite3.Connection) -> None:
             _fork(db, commit, self._database.now(), cipher)
+            add_member(db, commit.session, self._encryption)
             self._idempotency.store(db, sealed, created=commit.session.id)
             tenant = commit.session.settings.tenant
             check_use(db, tenant, limits, "sessions", "tokens", "bytes")
@@ -166,7 +169,12 @@ class SqliteSessions:
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
         cipher = await self._encryption.tenants.to_write(dump.session.settings.tenant)
-        await self._database.write(lambda db: _restore(db, dump, self._database.now(), cipher))
+
+        def change(db: sqlite3.Connection) -> None:
+            _restore(db, dump, self._database.now(), cipher)
+            add_member(db, dump.session, self._encryption)
+
+        await self._database.write(change)
 
     async def delete(self, session_id: str, record: IdempotencyRecord | None) -> None:
         """Delete the session; its pages may be dead then. Raises UnknownSession."""

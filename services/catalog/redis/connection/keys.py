@@ -99,6 +99,10 @@ class Keys:
         """Return the key of the turn at whose end a conversation has this digest."""
         return f"{self.namespace}:history:{quote(digest, safe='')}"
 
+    def get_memory(self, name: str) -> str:
+        """Return the key of a memory's sessions by creation time."""
+        return f"{self.namespace}:memory:{quote(name, safe='')}"
+
     def get_api_key(self, key_id: str) -> str:
         """Return the key of an API key's hash."""
         return f"{self.namespace}:api-key:{quote(key_id, safe='')}"

@@ -19,7 +19,7 @@ from services.catalog.versions import build_catalog_version
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes and reads.
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 20
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",

@@ -70,6 +70,13 @@ CREATE TABLE worker_states (
     page_ids BLOB NOT NULL
 ) STRICT;
 
+-- Sessions that remember each other, by the name of their memory.
+CREATE TABLE memories (
+    session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    name TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX memories_by_name ON memories (name);
+
 -- The tree of all sessions' pages (services/catalog/page_tree.py). `parent` is the page before (NULL: none), `refs`
 -- counts the sessions that end with the page and the pages that follow it.
 CREATE TABLE pages (

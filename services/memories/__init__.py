@@ -1,0 +1,1 @@
+"""Memories: what sessions of one name have said, brought back in the turns of the others."""

@@ -1,0 +1,181 @@
+"""What a turn remembers: the passages of its memory that are nearest to the user's last message."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvrecall.domain.episodes import Vectors, cosine, vectors_from_bytes
+from kvrecall.domain.errors import (
+    EmbeddingRefused,
+    UnknownSession,
+    WorkerLost,
+    WorkerRefused,
+)
+from kvrecall.domain.events import EpisodesFailed
+from kvrecall.domain.messages import Message
+from kvrecall.domain.page_ids import ID_BYTES
+from kvrecall.domain.passages import locate
+from kvrecall.domain.sessions.session import Session, Turn
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import span
+from services.context import ServiceContext
+from services.memories.vectors import VectorCache
+
+# Passages of a turn: as many as were measured (docs/design/memories.md).
+_PASSAGES = 5
+# Sessions of a memory that are looked through, the newest.
+_MOST_SESSIONS = 512
+_TURNS_PER_READ = 128
+# Of the log's end, while the user's last message is looked for.
+_TURNS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Passages for a turn, the nearest last, the sessions that they are of, and the seconds of the search."""
+
+    passages: tuple[pb.Passage, ...]
+    sessions: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A passage of a session: tokens `start` .. `stop - 1` of its log."""
+
+    session: Session
+    start: int
+    stop: int
+
+
+class MemoryFinder:
+    """Finds what turns remember. No turn fails because that fails."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._events = context.events
+        self._seconds = context.limits.match_seconds
+        self._vectors = VectorCache(context.catalog.episodes)
+
+    async def find(
+        self, session: Session, messages: Sequence[Message], page_tokens: int
+    ) -> Remembered | None:
+        """Find what a turn of these messages remembers; None without a memory, or where it has nothing.
+
+        A turn of a tool's results remembers what the user's message before it did. What fails is published
+        as an event. Raises CatalogError.
+        """
+        if not session.settings.remember:
+            return None
+        started = time.monotonic()
+        text = await self._read_question(session, messages)
+        if not text:
+            return None
+        try:
+            with span("remember"):
+                candidates = await self._rank(session, text)
+                found = await self._cut(session, candidates, page_tokens)
+        except (WorkerRefused, WorkerLost, EmbeddingRefused) as error:
+            self._events.publish(EpisodesFailed(session.id, "remember", error.code, error.message))
+            return None
+        if not found:
+            return None
+        passages, sessions = zip(*reversed(found), strict=True)
+        seconds = time.monotonic() - started
+        return Remembered(passages, tuple(dict.fromkeys(sessions)), seconds)
+
+    async def _read_question(self, session: Session, messages: Sequence[Message]) -> str:
+        """Read the user's last message, of the turn or from the log; empty if there is none."""
+        text = _find_question(messages)
+        first = session.turns
+        while not text and first > 0:
+            after = max(0, first - _TURNS_AT_ONCE)
+            turns = await self._catalog.turns.get_after(session.id, after, first - after)
+            text = _find_question([message for turn in turns for message in turn.messages])
+            first = after
+        return text
+
+    async def _rank(self, session: Session, text: str) -> Iterator[_Candidate]:
+        """Rank the passages of the session's memory by their nearness to a text, the nearest first."""
+        settings = session.settings
+        members = await self._catalog.memories.get_newest(
+            settings.tenant, settings.memory, _MOST_SESSIONS
+        )
+        others = [each for each in members if each.id != session.id and each.turns]
+        if not others:
+            return iter(())
+        query = await self._embed(text)
+        scores, places = list[Vectors](), list[tuple[Session, np.ndarray]]()
+        for other in others:
+            try:
+                known = await self._vectors.get(other)
+            except UnknownSession:
+                continue  # deleted meanwhile
+            if known.vectors.shape == (len(known.spans), len(query)):
+                scores.append(cosine(query, known.vectors))
+                places += [(other, bounds) for bounds in known.spans]
+        if not places:
+            return iter(())
+        order = np.argsort(-np.concatenate(scores), kind="stable")
+        return (_Candidate(places[index][0], *map(int, places[index][1])) for index in order)
+
+    async def _cut(
+        self, session: Session, ranked: Iterator[_Candidate], page_tokens: int
+    ) -> list[tuple[pb.Passage, str]]:
+        """Cut the first passages that have rows, and that the session does not have itself, as a fork does.
+
+        Returns each with its session.
+        """
+        found: list[tuple[pb.Passage, str]] = []
+        pages: dict[str, bytes] = {}
+        seen: set[bytes] = set()
+        for each in ranked:
+            if not pages:
+                own = await self._catalog.sessions.get_page_ids(session.id)
+                seen.update(own[at : at + ID_BYTES] for at in range(0, len(own), ID_BYTES))
+            other = each.session
+            try:
+                if other.id not in pages:
+                    pages[other.id] = await self._catalog.sessions.get_page_ids(other.id)
+                start, stop = await self._locate(other, each)
+            except UnknownSession:
+                continue  # deleted meanwhile
+            stop = min(stop, len(pages[other.id]) // ID_BYTES * page_tokens)
+            first, last = start // page_tokens, -(-stop // page_tokens)
+            ids = pages[other.id][first * ID_BYTES : last * ID_BYTES]
+            # Of what two sessions have alike, as forks of one do, the end is the same page.
+            if start >= stop or ids[-ID_BYTES:] in seen:
+                continue
+            found.append((pb.Passage(page_ids=ids, start=start, stop=stop), other.id))
+            if len(found) == _PASSAGES:
+                break
+        return found
+
+    async def _locate(self, session: Session, each: _Candidate) -> tuple[int, int]:
+        """Find where a passage is in its session now."""
+        if not session.memory.dropped_tokens:
+            return each.start, each.stop
+        log: list[Turn] = []
+        while turns := await self._catalog.turns.get_after(session.id, len(log), _TURNS_PER_READ):
+            log += turns
+        return locate(log, each.start, each.stop)
+
+    async def _embed(self, text: str) -> Vectors:
+        try:
+            async with asyncio.timeout(self._seconds):
+                result = await self._worker.embed([text])
+        except TimeoutError as error:
+            raise EmbeddingRefused(
+                f"the encoder took more than {self._seconds:g} seconds"
+            ) from error
+        vector: Vectors = vectors_from_bytes(result.vectors, result.dimensions)[0]
+        return vector
+
+
+def _find_question(messages: Sequence[Message]) -> str:
+    """Return the text of the user's last message; empty if there is none."""
+    return next((each.content for each in reversed(messages) if each.role == "user"), "")
