@@ -331,13 +331,13 @@ class TurnRetrieval:
 class TurnRemembered:
     """What a turn saw of other sessions with its memory.
 
-    `passages` of these `sessions`, with so many `tokens`. `left_out` passages could not be read in the
-    session's worker, or be seen by its model.
+    `passages` of these `sessions`, with so many `tokens`: of all but `prefilled_tokens` the rows that they
+    had there.
     """
 
     passages: int
     tokens: int
-    left_out: int
+    prefilled_tokens: int
     sessions: tuple[str, ...]
 
 

@@ -150,13 +150,13 @@ class RetrievalReport:
 class RememberedReport:
     """What a turn saw of other sessions with its memory, behind the first `behind` tokens of its prompt.
 
-    `left_out` passages could not be read in its worker, or be seen by its model. `sessions`: that the
-    passages were of, those that were left out included.
+    `passages` of `sessions`, with so many `tokens`: of all but `prefilled_tokens` the rows that they had
+    there.
     """
 
     passages: int
     tokens: int
-    left_out: int
+    prefilled_tokens: int
     behind: int
     sessions: tuple[str, ...] = ()
 

@@ -286,7 +286,7 @@ def remembered_from_wire(done: pb.TurnDone, sessions: tuple[str, ...]) -> Rememb
     if not done.HasField("remembered"):
         return None
     own = done.remembered
-    return RememberedReport(own.passages, own.tokens, own.left_out, own.behind, sessions)
+    return RememberedReport(own.passages, own.tokens, own.prefilled_tokens, own.behind, sessions)
 
 
 def retrieval_from_wire(done: pb.TurnDone) -> RetrievalReport | None:

@@ -251,6 +251,11 @@ def turn_reports(
         reports["prefill"] = pb.PrefillReport(
             blocks=2, cover_min=0.9375, cover_mean=0.96875, density=0.25
         )
+    if request.remembered:
+        tokens = sum(each.stop - each.start for each in request.remembered)
+        reports["remembered"] = pb.RememberedReport(
+            passages=len(request.remembered), tokens=tokens, behind=1
+        )
     if options.retrieve is not None and request.generate:
         reports["retrieval"] = pb.RetrievalReport(steps=5, rows=80, seconds=0.125)
     return reports

@@ -92,6 +92,7 @@ class StubWorker:
         self.embedded: list[list[str]] = []
         self.builds: list[pb.BuildEpisodesRequest] = []
         self.switches: list[pb.Episode] = []
+        self.remembered: list[list[pb.Passage]] = []
         self.dimensions = 24
         self.open_turns = 0
         self.closed = False
@@ -221,6 +222,7 @@ class StubWorker:
             )
         if request.HasField("episode"):
             self._fault("switch")
+        self.remembered.append(list(request.remembered))
         settled = settle_words(state)
         start, before = state.length, take_pending(state)
         self.open_turns += 1

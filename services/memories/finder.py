@@ -126,7 +126,7 @@ class MemoryFinder:
     async def _cut(
         self, session: Session, ranked: Iterator[_Candidate], page_tokens: int
     ) -> list[tuple[pb.Passage, str]]:
-        """Cut the first passages that have rows, and that the session does not have itself, as a fork does.
+        """Cut the first passages that the session does not have itself, as a fork does.
 
         Returns each with its session.
         """
@@ -142,15 +142,22 @@ class MemoryFinder:
                 if other.id not in pages:
                     pages[other.id] = await self._catalog.sessions.get_page_ids(other.id)
                 start, stop = await self._locate(other, each)
+                tokens = await self._catalog.turns.get_token_ids(other.id)
             except UnknownSession:
                 continue  # deleted meanwhile
-            stop = min(stop, len(pages[other.id]) // ID_BYTES * page_tokens)
+            tokens = tokens[each.start : each.stop]
+            # A passage that was rewritten since is no longer said as its tokens were.
+            if stop - start != len(tokens):
+                continue
             first, last = start // page_tokens, -(-stop // page_tokens)
             ids = pages[other.id][first * ID_BYTES : last * ID_BYTES]
             # Of what two sessions have alike, as forks of one do, the end is the same page.
-            if start >= stop or ids[-ID_BYTES:] in seen:
+            if ids[-ID_BYTES:] in seen:
                 continue
-            found.append((pb.Passage(page_ids=ids, start=start, stop=stop), other.id))
+            if len(ids) < (last - first) * ID_BYTES:
+                ids = b""  # the end of a session has no page yet
+            passage = pb.Passage(page_ids=ids, start=start, stop=stop, token_ids=tokens)
+            found.append((passage, other.id))
             if len(found) == _PASSAGES:
                 break
         return found

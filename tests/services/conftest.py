@@ -50,7 +50,9 @@ class Harness:
     async def crash(self) -> None:
         """Lose the process: the worker's memory, running repairs, everything but the file."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_name().startswith(("background ", "episodes ", "sweep", "page collector")):
+            if task.get_name().startswith(
+                ("background ", "maintenance ", "sweep", "page collector")
+            ):
                 task.cancel()
                 await asyncio.wait({task})
         await self.catalog.close()

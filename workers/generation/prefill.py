@@ -13,7 +13,7 @@ from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, SessionConfig, WorkerSession
 from workers.generation.block_attention import begin_block
 from workers.generation.kept_states import keep_states
-from workers.generation.splice import Splice, append_splice
+from workers.generation.splice import Splice, append_rows, count_tokens
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
 
@@ -94,7 +94,7 @@ def prefill(
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded, cuts):
         wanted = _find_wanted(block, recorded) if keep_distribution else []
         if splice is not None and block.start == splice.before:
-            yield from append_splice(engine, resident, splice)
+            yield from _append_splice(engine, resident, splice, source)
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
         kept = block.tokens if wanted or score else 1
@@ -201,6 +201,25 @@ def _append(
     engine.metrics.observe("worker_step_seconds", seconds, kind="prefill")
     engine.prefilled_tokens += block.tokens
     return logits
+
+
+def _append_splice(
+    engine: Engine, resident: ResidentSession, splice: Splice, source: LayerSource | None
+) -> Steps[None]:
+    """Append a splice. The turn's rows from here on are not exact: they are dropped at its end, with it."""
+    session = resident.session
+    if session.inexact_from is None:
+        session.inexact_from = session.length
+    for part in splice.parts:
+        session.remembered += count_tokens(part)
+        if isinstance(part, Tensor):
+            yield from append_rows(engine, resident, part)
+            continue
+        cuts = engine.long_sessions.find_cuts(session, len(part))
+        for block in _split(len(part), engine.settings.block_tokens, 0, cuts):
+            yield from _append(engine, resident, block, part, 1, source)
+            engine.evict(resident)
+            yield engine.store_io.backlog(session)
 
 
 def _end_block(

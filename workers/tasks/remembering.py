@@ -7,7 +7,7 @@ tokens alone.
 """
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -29,31 +29,31 @@ _Passage = tuple[pb.Passage, tuple[PageId, ...]]
 def prepare_splice(
     engine: Engine, resident: ResidentSession, given: Sequence[pb.Passage], before: int
 ) -> Steps[tuple[Splice | None, pb.RememberedReport]]:
-    """Read passages of other sessions, to stand before token `before` of the turn's prefill, in their order.
+    """Prepare passages of other sessions, to stand before token `before` of the turn's prefill, in their order.
 
-    Those whose pages are not stored are left out. None where none is left, and for a session or a model
-    that cannot see rows at other places than they were computed at. Raises MalformedMessage.
+    They are rows where their pages are stored and the model's keys can be turned, and are computed again
+    otherwise. None for a session that does not recall, which would keep them. Raises MalformedMessage.
     """
-    tokens = engine.store.layout.page_tokens
-    passages = [_read_passage(each, tokens) for each in given]
-    report = pb.RememberedReport(left_out=len(passages))
+    passages = [_read_passage(each, engine.store.layout.page_tokens) for each in given]
     session = resident.session
-    if not engine.long_sessions.can_place(session.config):
-        return None, report
-    try:
-        stored = yield from _find_stored(engine, passages)
-        if not stored:
-            return None, report
-        rows = yield from _read_rows(engine, session, stored)
-    except (RowsMissing, StorageFailed):
-        return None, report
-    computed = [at for passage, _ in stored for at in range(passage.start, passage.stop)]
-    turned = engine.long_sessions.turn_rows(rows, computed, session.length + before)
-    engine.metrics.inc("worker_remembered_tokens_total", len(computed))
+    if not session.config.recalls:
+        return None, pb.RememberedReport()
+    stored = yield from _find_stored(engine, session, passages)
+    first = session.length + before
+    parts, prefilled = list[Tensor | Sequence[int]](), 0
+    for has_rows, group in groupby(zip(passages, stored, strict=True), lambda pair: pair[1]):
+        own = [passage for passage, _ in group]
+        rows = (yield from _read_rows(engine, session, own, first)) if has_rows else None
+        said = [token for passage, _ in own for token in passage.token_ids]
+        parts.append(said if rows is None else rows)
+        prefilled += 0 if rows is not None else len(said)
+        first += len(said)
+    splice = Splice(before, parts)
+    engine.metrics.inc("worker_remembered_tokens_total", splice.tokens)
     report = pb.RememberedReport(
-        passages=len(stored), tokens=len(computed), left_out=len(passages) - len(stored)
+        passages=len(passages), tokens=splice.tokens, prefilled_tokens=prefilled
     )
-    return Splice(before, turned), report
+    return splice, report
 
 
 def count_before_last(
@@ -81,37 +81,56 @@ def count_before_last(
 
 
 def _read_passage(passage: pb.Passage, page_tokens: int) -> _Passage:
-    """Read the ids of a passage's pages. Raises MalformedMessage if they are not those of its tokens."""
+    """Read the ids of a passage's pages. Raises MalformedMessage if they or its tokens are not its own."""
     ids = read_ids(passage.page_ids)
-    first, stop = passage.start // page_tokens, -(-passage.stop // page_tokens)
-    if passage.start >= passage.stop or len(ids) != stop - first:
+    pages = len(range(passage.start // page_tokens, -(-passage.stop // page_tokens)))
+    if passage.start >= passage.stop or len(ids) not in (0, pages):
         raise MalformedMessage(
-            f"a passage of tokens {passage.start} to {passage.stop} is in {stop - first} pages of "
-            f"{page_tokens}, got {len(ids)}"
+            f"a passage of tokens {passage.start} to {passage.stop} is in {pages} pages of {page_tokens}, "
+            f"got {len(ids)}"
+        )
+    if len(passage.token_ids) != passage.stop - passage.start:
+        raise MalformedMessage(
+            f"a passage of tokens {passage.start} to {passage.stop} has {passage.stop - passage.start}, got "
+            f"{len(passage.token_ids)}"
         )
     return passage, ids
 
 
-def _find_stored(engine: Engine, passages: Sequence[_Passage]) -> Steps[list[_Passage]]:
-    """Find the passages of which every rank has all pages."""
+def _find_stored(
+    engine: Engine, session: WorkerSession, passages: Sequence[_Passage]
+) -> Steps[list[bool]]:
+    """Find which passages every rank has all pages of; none where the session could not place their rows."""
+    if not engine.long_sessions.can_place(session.config):
+        return [False] * len(passages)
 
     def find() -> tuple[bool, ...]:
-        return tuple(all(engine.store.contains(ids)) for _, ids in passages)
+        return tuple(bool(ids) and all(engine.store.contains(ids)) for _, ids in passages)
 
-    own = yield from wait_alike(engine, engine.store_io.submit(find))
-    everywhere = [all(found) for found in zip(*engine.group.gather(own), strict=True)]
-    return list(compress(passages, everywhere))
+    try:
+        own = yield from wait_alike(engine, engine.store_io.submit(find))
+    except StorageFailed:
+        return [False] * len(passages)
+    return [all(found) for found in zip(*engine.group.gather(own), strict=True)]
 
 
 def _read_rows(
-    engine: Engine, session: WorkerSession, passages: Sequence[_Passage]
-) -> Steps[Tensor]:
-    """Read the passages' rows, `[n_layers, parts, n_kv_heads, t, head_dim]`. Raises RowsMissing, StorageFailed."""
+    engine: Engine, session: WorkerSession, passages: Sequence[_Passage], first: int
+) -> Steps[Tensor | None]:
+    """Read the passages' rows, `[n_layers, parts, n_kv_heads, t, head_dim]`, turned to stand from `first` on.
+
+    None if a page cannot be read.
+    """
     tokens = engine.store.layout.page_tokens
-    pages, positions = list[PageId](), list[Tensor]()
+    pages, positions, computed = list[PageId](), list[Tensor](), list[int]()
     for passage, ids in passages:
         offset = len(pages) * tokens - passage.start // tokens * tokens
         positions.append(torch.arange(passage.start + offset, passage.stop + offset))
+        computed += range(passage.start, passage.stop)
         pages += ids
     read = engine.store_io.read_pages(session, pages, torch.cat(positions))
-    return (yield from wait_alike(engine, read))
+    try:
+        rows = yield from wait_alike(engine, read)
+    except (RowsMissing, StorageFailed):
+        return None
+    return engine.long_sessions.turn_rows(rows, computed, first)

@@ -14,6 +14,7 @@ from evals.harness import Message, Session, Setup
 from evals.suites.earlier.cases import Case
 from evals.suites.earlier.remembered_chunks import RememberedChunks
 from kvrecall.domain.page_ids import ID_BYTES
+from kvrecall.domain.utterances import Utterance
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.scheduler.scheduler import Scheduler
 
@@ -134,24 +135,29 @@ def _retrieve_text(
 def _remember_passages(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
     """Rows of the exchanges nearest to the question, the nearest last, before it. No text is prefilled."""
     with _open_worker(setup, chunk) as worker:
-        earlier = _hold(worker, setup, case)
         passages = [
-            (session, said[0].start, min(said[-1].stop, session.state.length), said)
-            for session in earlier
+            (session, said)
+            for session in _hold(worker, setup, case)
             for said in harness.split_utterances(session.utterances)
-            if said[0].start < session.state.length
         ]
-        find = _find_nearest([" ".join(each.text for each in said) for *_, said in passages])
+        find = _find_nearest([" ".join(each.text for each in said) for _, said in passages])
         tokens = worker.engine.store.layout.page_tokens
 
-        def cut(session: Session, start: int, stop: int) -> pb.Passage:
+        def cut(session: Session, said: Sequence[Utterance]) -> pb.Passage:
+            start, stop = said[0].start, said[-1].stop
             first, last = start // tokens, -(-stop // tokens)
             ids = session.state.page_ids[first * ID_BYTES : last * ID_BYTES]
-            return pb.Passage(page_ids=ids, start=start, stop=stop)
+            return pb.Passage(
+                # The last tokens of a session have no rows yet.
+                page_ids=ids if stop <= session.state.length else b"",
+                start=start,
+                stop=stop,
+                token_ids=session.token_ids[start:stop],
+            )
 
         session = _open_new(worker, setup, "asked")
         yield lambda question: Question(
-            session, [case.system], [cut(*passages[each][:3]) for each in find(question)]
+            session, [case.system], [cut(*passages[each]) for each in find(question)]
         )
 
 

@@ -716,16 +716,16 @@ class TurnRetrieval(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., refused: bool = ...) -> None: ...
 
 class TurnRemembered(_message.Message):
-    __slots__ = ("passages", "tokens", "left_out", "sessions")
+    __slots__ = ("passages", "tokens", "prefilled_tokens", "sessions")
     PASSAGES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     passages: int
     tokens: int
-    left_out: int
+    prefilled_tokens: int
     sessions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, passages: _Optional[int] = ..., tokens: _Optional[int] = ..., left_out: _Optional[int] = ..., sessions: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, passages: _Optional[int] = ..., tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ..., sessions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill", "retrieval", "remembered")

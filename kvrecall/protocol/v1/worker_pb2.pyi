@@ -352,26 +352,28 @@ class TurnRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., length: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., flow: _Optional[str] = ..., background: bool = ..., earlier: _Optional[_Union[Earlier, _Mapping]] = ..., remembered: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., defer_repair: bool = ...) -> None: ...
 
 class Passage(_message.Message):
-    __slots__ = ("page_ids", "start", "stop")
+    __slots__ = ("page_ids", "start", "stop", "token_ids")
     PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     page_ids: bytes
     start: int
     stop: int
-    def __init__(self, page_ids: _Optional[bytes] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, page_ids: _Optional[bytes] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RememberedReport(_message.Message):
-    __slots__ = ("passages", "tokens", "left_out", "behind")
+    __slots__ = ("passages", "tokens", "prefilled_tokens", "behind")
     PASSAGES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     passages: int
     tokens: int
-    left_out: int
+    prefilled_tokens: int
     behind: int
-    def __init__(self, passages: _Optional[int] = ..., tokens: _Optional[int] = ..., left_out: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
+    def __init__(self, passages: _Optional[int] = ..., tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class Earlier(_message.Message):
     __slots__ = ("messages", "token_ids")

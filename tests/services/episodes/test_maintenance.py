@@ -244,7 +244,7 @@ async def test_reports_that_call_for_no_repair_let_a_build_go_on(
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", TRAINS))
     await harness.worker.reached["build"].wait()
-    (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"episodes {session}"]
+    (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"maintenance {session}"]
     await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "ra"))
     harness.worker.gates["build"].set()
     await harness.wait_until_idle(session)

@@ -1,6 +1,7 @@
 """A turn that remembers sees rows of other sessions, and its session keeps none of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
+from tests.workers.model.architectures.architecture import Architecture
 from tests.workers.model.architectures.family import Family
 from tests.workers.model.architectures.recurrent import RECURRENT
 from tests.workers.model.architectures.windows import WINDOWED
@@ -35,11 +37,14 @@ FEW: dict[str, Any] = {"method": "icecache", "budget": 48, "method_settings": '{
 SYSTEM = {"role": "system", "content": "river station"}
 
 
-def cut_passage(done: pb.TurnDone, start: int, stop: int) -> pb.Passage:
-    """Tokens start .. stop-1 of a session as a turn has left it."""
+def cut_passage(
+    done: pb.TurnDone, start: int, stop: int, tokens: Sequence[int] | None = None
+) -> pb.Passage:
+    """Tokens start .. stop-1 of a session as a turn has left it; tokens: all of it, if of several turns."""
     first, last = start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)
     ids = done.state.page_ids[first * ID_BYTES : last * ID_BYTES]
-    return pb.Passage(page_ids=ids, start=start, stop=stop)
+    said = list(done.token_ids if tokens is None else tokens)[start:stop]
+    return pb.Passage(page_ids=ids, start=start, stop=stop, token_ids=said)
 
 
 def say(worker: Any, name: str, text: str) -> tuple[pb.TurnDone, list[int]]:
@@ -116,7 +121,9 @@ def test_a_passage_behind_the_window_of_its_own_session_answers_as_its_text(
     assert earlier.state.length >= stop
     worker.open("s", **ACTIVE)
     messages = [SYSTEM, {"role": "user", "content": words(20)}]
-    done = worker.turn("s", messages, remembered=[cut_passage(earlier, start, stop)], max_tokens=8)
+    done = worker.turn(
+        "s", messages, remembered=[cut_passage(earlier, start, stop, tokens)], max_tokens=8
+    )
     prompt = list(done.token_ids[: done.prompt_tokens])
     behind = done.remembered.behind
     text = [*prompt[:behind], *tokens[start:stop], *prompt[behind:]]
@@ -191,21 +198,58 @@ def test_a_lost_page_is_computed_again_without_what_the_turn_remembered(
     assert answer(worker.turn("s", words(20, seed=9), epoch=4)) == expected
 
 
-def test_passages_whose_pages_are_not_stored_are_left_out(
-    make_worker: Callable[..., Any], words: Callable[..., str]
+@pytest.mark.parametrize("spec", [ACTIVE, ALL], ids=["active", "retrieved"])
+def test_a_passage_whose_pages_are_not_stored_is_prefilled(
+    spec: dict[str, Any],
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[[pb.TurnDone], list[int]],
 ) -> None:
-    worker = make_worker(**LIMITS)
-    earlier, _ = say(worker, "earlier", words(160, seed=5))
-    worker.open("s", **ACTIVE)
-    unknown = pb.Passage(page_ids=b"x" * ID_BYTES, start=0, stop=9)
-    here = cut_passage(earlier, 10, 20)
-    done = worker.turn("s", words(20), remembered=[unknown, here])
-    assert done.remembered.left_out == 1
-    assert done.remembered.passages == 1
-    assert done.remembered.tokens == 10
-    done = worker.turn("s", words(20), remembered=[unknown])
-    assert (done.remembered.left_out, done.remembered.tokens) == (1, 0)
+    """Pages that are lost, or were never there, as those of a session's last tokens."""
+    worker = make_worker("llama", **LIMITS)
+    _, tokens = say(worker, "earlier", words(160, seed=5))
+    spans = [(70, 130), (10, 50)]
+    seen = [token for start, stop in spans for token in tokens[start:stop]]
+    lost, unwritten = (
+        pb.Passage(page_ids=ids, start=start, stop=stop, token_ids=tokens[start:stop])
+        for (start, stop), ids in zip(spans, (2 * b"lost page of 16b", b""), strict=True)
+    )
+    worker.open("s", **spec)
+    said: list[int] = []
+    for turn in range(3):
+        asked = {"role": "user", "content": words(20, seed=turn)}
+        messages = [asked] if turn else [SYSTEM, asked]
+        done = worker.turn("s", messages, max_tokens=12, remembered=[lost, unwritten])
+        prompt = list(done.token_ids[: done.prompt_tokens])
+        behind = len(said) + done.remembered.behind
+        text = [*said, *prompt]
+        expected = continuation("llama", [*text[:behind], *seen, *text[behind:]], 12)
+        assert answer(done) == expected, turn
+        assert done.remembered.tokens == done.remembered.prefilled_tokens == len(seen)
+        said += done.token_ids
     worker.check()
+
+
+def test_rows_and_text_stand_in_the_order_of_their_passages(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[[pb.TurnDone], list[int]],
+) -> None:
+    worker = make_worker(ONE_LAYER, **LIMITS)
+    earlier, tokens = say(worker, "earlier", words(160, seed=5))
+    spans = [(70, 130), (10, 50), (90, 100)]
+    remembered = [cut_passage(earlier, *span) for span in spans]
+    remembered[1].page_ids = b""
+    seen = [token for start, stop in spans for token in tokens[start:stop]]
+    worker.open("s", **ACTIVE)
+    messages = [SYSTEM, {"role": "user", "content": words(20)}]
+    done = worker.turn("s", messages, max_tokens=12, remembered=remembered)
+    prompt, behind = list(done.token_ids[: done.prompt_tokens]), done.remembered.behind
+    text = [*prompt[:behind], *seen, *prompt[behind:]]
+    assert answer(done) == continuation(ONE_LAYER, text, 12)
+    assert (done.remembered.tokens, done.remembered.prefilled_tokens) == (110, 40)
 
 
 def test_a_session_without_recall_remembers_nothing(
@@ -215,53 +259,52 @@ def test_a_session_without_recall_remembers_nothing(
     earlier, _ = say(worker, "earlier", words(160, seed=5))
     worker.open("s", budget=1024)
     done = worker.turn("s", words(20), remembered=[cut_passage(earlier, 10, 20)])
-    assert (done.remembered.left_out, done.remembered.tokens) == (1, 0)
+    assert (done.remembered.passages, done.remembered.tokens) == (0, 0)
 
 
-def test_a_passage_of_other_pages_than_its_tokens_is_refused(
-    make_worker: Callable[..., Any], words: Callable[..., str]
+@pytest.mark.parametrize(
+    ("passage", "reason"),
+    [
+        (pb.Passage(page_ids=b"x" * ID_BYTES, start=0, stop=65), "is in 2 pages of 64, got 1"),
+        (pb.Passage(start=9, stop=9), "is in 1 pages of 64, got 0"),
+        (pb.Passage(start=0, stop=9, token_ids=[1]), "has 9, got 1"),
+    ],
+)
+def test_a_passage_of_other_pages_or_tokens_than_its_own_is_refused(
+    passage: pb.Passage, reason: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(**LIMITS)
     worker.open("s", **ACTIVE)
-    wrong = pb.Passage(page_ids=b"x" * ID_BYTES, start=0, stop=PAGE_TOKENS + 1)
-    with pytest.raises(MalformedMessage, match="is in 2 pages of 64, got 1"):
-        worker.turn("s", words(20), remembered=[wrong])
+    with pytest.raises(MalformedMessage, match=reason):
+        worker.turn("s", words(20), remembered=[passage])
 
 
-def test_a_model_with_recurrent_states_remembers_in_its_other_layers(tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "prefilled"),
+    [(RECURRENT["qwen3_next"], 0), (WINDOWED["gemma3_text"], 90)],
+    ids=["recurrent", "windows"],
+)
+def test_a_model_with_other_layers_remembers_and_keeps_its_own(
+    kind: Architecture, prefilled: int, tmp_path: Path
+) -> None:
+    """Layers with windows cannot see rows of others: such a model gets passages as text."""
     tokenizer = load_tokenizer(MODEL_PATH, (1,))
     settings = WorkerSettings(slots=2, max_budget=1024, block_tokens=32, recent=8)
-    family = Family(RECURRENT["qwen3_next"], tokenizer, tmp_path, settings)
+    family = Family(kind, tokenizer, tmp_path, settings)
+    worker = family.worker
     try:
-        check_hybrid(family.worker)
-    finally:
-        family.close()
-
-
-def check_hybrid(worker: Any) -> None:
-    """Check that a session remembers, and goes on as one that was told the same."""
-    text = " ".join(f"river {number} lamp" for number in range(60))
-    earlier, _ = say(worker, "earlier", text)
-    worker.open("s", **ACTIVE)
-    worker.open("told", **ACTIVE)
-    for number in range(3):
-        said = f"station {number} north " * 12
-        remembered = [cut_passage(earlier, 10, 100)]
-        done = worker.turn("s", said, generate=False, remembered=remembered)
-        assert done.remembered.tokens == 90
-        worker.turn("told", said, generate=False)
-    last = "copper market"
-    assert worker.turn("s", last).token_ids == worker.turn("told", last).token_ids
-
-
-def test_a_model_with_windows_remembers_nothing(tmp_path: Any) -> None:
-    tokenizer = load_tokenizer(MODEL_PATH, (1,))
-    settings = WorkerSettings(slots=2, max_budget=1024, block_tokens=32, recent=8)
-    family = Family(WINDOWED["gemma3_text"], tokenizer, tmp_path, settings)
-    try:
-        earlier, _ = say(family.worker, "earlier", "river lamp " * 60)
-        family.worker.open("s", **ACTIVE)
-        done = family.worker.turn("s", "north", remembered=[cut_passage(earlier, 10, 60)])
-        assert done.remembered.left_out == 1
+        text = " ".join(f"river {number} lamp" for number in range(60))
+        earlier, _ = say(worker, "earlier", text)
+        worker.open("s", **ACTIVE)
+        worker.open("told", **ACTIVE)
+        for number in range(3):
+            said = f"station {number} north " * 12
+            remembered = [cut_passage(earlier, 10, 100)]
+            done = worker.turn("s", said, generate=False, remembered=remembered)
+            assert done.remembered.tokens == 90
+            assert done.remembered.prefilled_tokens == prefilled
+            worker.turn("told", said, generate=False)
+        last = "copper market"
+        assert worker.turn("s", last).token_ids == worker.turn("told", last).token_ids
     finally:
         family.close()
