@@ -65,15 +65,17 @@ def find_children() -> list[psutil.Process]:
     ]
 
 
-def test_a_grammar_that_takes_minutes_is_refused_after_a_second_of_cpu_time(
-    harness: Harness,
-) -> None:
-    verdict = harness.sandbox.compile(write_bomb(), "mallory")
-    assert verdict.exhausted
-    assert verdict.problem == "it is too complex: it takes over 1 s to compile"
-    assert 0.5 < verdict.cpu_seconds < 2.0
-    assert verdict.memory_bytes < 256 << 20
-    assert harness.charged == [verdict.cpu_seconds]
+def test_a_grammar_that_takes_minutes_is_refused_after_a_second_of_cpu_time() -> None:
+    """With more memory than it takes in a second of the fastest machine."""
+    large = Harness(memory_bytes=2 << 30)
+    try:
+        verdict = large.sandbox.compile(write_bomb(), "mallory")
+        assert verdict.exhausted
+        assert verdict.problem == "it is too complex: it takes over 1 s to compile"
+        assert 0.5 < verdict.cpu_seconds < 2.0
+        assert large.charged == [verdict.cpu_seconds]
+    finally:
+        large.sandbox.close()
 
 
 def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:

@@ -23,6 +23,7 @@ AGGREGATES = {
     "histories": base.Histories,
     "idempotency": base.Idempotency,
     "leases": base.Leases,
+    "memories": base.Memories,
     "pages": base.Pages,
     "repairs": base.Repairs,
     "responses": Responses,
@@ -36,6 +37,7 @@ KINDS: dict[Kind, str] = {
     """,
     "list": """
         api_keys.get_all conversations.get_all expiry.get_expired expiry.get_next
+        memories.get_newest
         pages.get_dead sessions.get_ids sessions.get_page
         tool_calls.get_idle_sessions
     """,

@@ -35,7 +35,7 @@ def test_each_script_is_loaded_and_its_header_names_keys_arguments_and_reply(nam
 
 def test_the_schema_creates_strict_tables_only() -> None:
     tables = [statement for statement in load_schema() if "CREATE TABLE" in statement]
-    assert len(tables) == 22
+    assert len(tables) == 23
     assert all("STRICT" in statement for statement in tables)
 
 
