@@ -65,6 +65,7 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
         "reselections": None,
         "prefill": None,
         "retrieval": None,
+        "remembered": None,
     }
 
 
