@@ -35,14 +35,15 @@ class AheadPrefiller:
     async def run(self, live: ActiveSession) -> None:
         """Prefill what has become known since the last time, if it is much. Raises a ServiceError.
 
-        Sessions with repairs or episodes do not: these change what is active before the turn.
+        Sessions with repairs or episodes do not: these change what is active before the turn. Nor do those
+        with a memory: what it brings back comes first.
         """
         live.outputs_grown = False
         if live.stop_repairs.is_set():
             return
         session = await self._catalog.sessions.get(live.id)
         settings = session.settings
-        if settings.repair_rows or settings.episodes is not None:
+        if settings.repair_rows or settings.episodes is not None or settings.remember:
             return
         turn, before = live.prefilled_ahead
         before = before if turn == session.turns else 0

@@ -24,7 +24,7 @@ from kvrecall.telemetry.spans import span
 from services.context import ServiceContext
 from services.memories.vectors import VectorCache
 
-# Passages of a turn: as many as were measured (docs/design/memories.md).
+# Passages of a turn: as many as were measured (docs/design/long-sessions.md).
 _PASSAGES = 5
 # Sessions of a memory that are looked through, the newest.
 _MOST_SESSIONS = 512

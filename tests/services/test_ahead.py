@@ -75,6 +75,13 @@ async def test_a_session_whose_repairs_change_rows_before_the_turn_does_not(
     assert ahead(harness) == []
 
 
+async def test_a_session_with_a_memory_does_not(harness: Any, call: Any) -> None:
+    """What the memory brings back comes before the tool's result."""
+    session = await pause(harness, call, "c1", method="icecache", remember="ann")
+    await put_out(harness, session, "c1", LINE * 4)
+    assert ahead(harness) == []
+
+
 async def test_a_refusal_leaves_the_pause_as_it_was(harness: Any, call: Any) -> None:
     session = await pause(harness, call, "c1")
     harness.worker.faults["prefill_ahead"] = WorkerRefused(

@@ -47,6 +47,21 @@ async def test_a_first_turn_runs_in_the_worker_of_its_family(harness, worker) ->
     assert [(each.worker, each.reason) for each in opened(heard)] == [("two", "first_use")]
 
 
+async def test_sessions_that_remember_each_other_are_one_family_whatever_they_begin_with(
+    harness,
+) -> None:
+    family = {
+        prompt_family((await get(harness, session)).settings, messages)
+        for session, messages in (
+            (await harness.session(method="icecache", repair_rows=0, remember="ann"), [SYSTEM]),
+            (await harness.session(method="icecache", repair_rows=0, remember="ann"), [ANN]),
+        )
+    }
+    assert len(family) == 1
+    other = await harness.session(method="icecache", repair_rows=0, remember="ben")
+    assert prompt_family((await get(harness, other)).settings, [ANN]) not in family
+
+
 async def test_later_turns_stay_where_the_session_is(harness, worker) -> None:
     session = await harness.session()
     await settle_family(harness, session, SYSTEM, home="two")

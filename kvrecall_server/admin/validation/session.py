@@ -7,7 +7,7 @@ from dataclasses import replace
 from google.protobuf.message import DecodeError
 
 from kvrecall.domain.rewrites.rewrite import Rewrite
-from kvrecall.domain.settings.session import MAX_CACHE_SALT
+from kvrecall.domain.settings.session import MAX_CACHE_SALT, MAX_MEMORY_NAME
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.admin.validation.bounds import Bounds
 from kvrecall_server.admin.validation.state import (
@@ -57,6 +57,8 @@ def _check_head(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
         yield f"its seed is {session.settings.seed}, and must be from 0 to 2^63"
     if (count := len(session.settings.cache_salt)) > MAX_CACHE_SALT:
         yield f"its cache_salt has {count} characters, and may have {MAX_CACHE_SALT}"
+    if (count := len(session.settings.remember)) > MAX_MEMORY_NAME:
+        yield f"the name of its memory has {count} characters, and may have {MAX_MEMORY_NAME}"
 
 
 def _check_values(dump: SessionDump, bounds: Bounds) -> Iterator[str]:

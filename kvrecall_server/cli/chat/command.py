@@ -93,6 +93,12 @@ def chat_command(
     ] = None,
     recall: Recall = None,
     research: Research = None,
+    remember: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a memory: a new session knows what other sessions with this name have said."
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
@@ -130,6 +136,7 @@ def chat_command(
                 budget=budget,
                 recall=recall,
                 research=cast("ResearchOptions | None", research),
+                remember=remember,
                 tools=_tools(tools, reference),
                 metadata={} if session is None else {NAME: session},
             )

@@ -118,6 +118,10 @@ TAMPERED = {
         of(RecordKind.SESSION, lambda r: r.value["settings"].update(cache_salt="s" * 257)),
         "cache_salt has 257 characters",
     ),
+    "memory": (
+        of(RecordKind.SESSION, lambda r: r.value["settings"].update(remember="m" * 257)),
+        "the name of its memory has 257 characters",
+    ),
 }
 
 

@@ -125,6 +125,24 @@ def reopen(worker: LocalWorker) -> dict[str, Any]:
     }
 
 
+def remember(worker: LocalWorker) -> dict[str, Any]:
+    """Turns that see rows of another session, and the text of one whose pages are lost."""
+    spec = CASES["default"]
+    worker.open("earlier", row_key=KEY, **spec)
+    earlier = worker.turn("earlier", say(150), generate=False)
+    tokens = earlier.token_ids
+    here, lost = (
+        pb.Passage(page_ids=ids, start=0, stop=100, token_ids=tokens[:100])
+        for ids in (earlier.state.page_ids[:32], 2 * b"lost page of 16b")
+    )
+    found: dict[str, Any] = {}
+    worker.open("s", row_key=KEY, **spec)
+    for number, passages in enumerate(([here], [lost], [lost, here])):
+        done = worker.turn("s", say(30, number), remembered=passages)
+        found[f"turn {number}"] = [describe(done), read(done.remembered), *read_reports(done)]
+    return found
+
+
 def converse(worker: LocalWorker) -> dict[str, Any]:
     """Two turns with the methods that every family is served with; the session is closed and opened between."""
     found: dict[str, Any] = {}
@@ -180,6 +198,7 @@ SCENARIOS: dict[str, Callable[[LocalWorker], dict[str, Any]]] = {
     "turns": take_turns,
     "crowd": crowd,
     "reopen": reopen,
+    "remember": remember,
     "families": converse,
     "failure": fail_and_go_on,
 }

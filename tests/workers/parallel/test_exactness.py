@@ -8,7 +8,7 @@ import pytest
 from tests.workers.parallel.launched import run
 
 
-@pytest.mark.parametrize("scenario", ["turns", "crowd", "reopen"])
+@pytest.mark.parametrize("scenario", ["turns", "crowd", "reopen", "remember"])
 def test_two_ranks_give_what_one_process_gives(
     scenario: str, model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
