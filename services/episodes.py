@@ -50,6 +50,7 @@ from services.catalog.records import (
     SegmentsCommit,
 )
 from services.context import ServiceContext
+from services.embedding import embed_query, embed_texts
 from services.sessions.active import ActiveSession
 
 # Segments per call of the encoder and per commit: a turn whose query is to be embedded waits for no
@@ -108,18 +109,11 @@ class EpisodeRouter:
         return Match(chosen.id, nearest.similarity, load, time.monotonic() - started)
 
     async def _embed(self, text: str, found: EpisodeSet) -> Vectors:
-        try:
-            async with asyncio.timeout(self._seconds):
-                result = await self._worker.embed([text])
-        except TimeoutError as error:
+        vector = await embed_query(self._worker, text, self._seconds)
+        if len(vector) != found.dimensions:
             raise EmbeddingRefused(
-                f"the encoder took more than {self._seconds:g} seconds"
-            ) from error
-        if result.dimensions != found.dimensions or len(result.vectors) != 4 * found.dimensions:
-            raise EmbeddingRefused(
-                f"the encoder gives {result.dimensions} dimensions, the session's episodes have {found.dimensions}"
+                f"the encoder gives {len(vector)} dimensions, the session's episodes have {found.dimensions}"
             )
-        vector: Vectors = vectors_from_bytes(result.vectors, result.dimensions)[0]
         return vector
 
 
@@ -173,7 +167,7 @@ class EpisodeMaintainer:
         """Embed and assign every complete segment; return the episode set with them."""
         found = await self._catalog.episodes.get(live.id)
         while new := await self._next_segments(live.id, settings.segment_utterances, found):
-            vectors = await self._embed(new)
+            vectors = await embed_texts(self._worker, [segment.text for segment in new])
             if found.dimensions not in (0, vectors.shape[1]):
                 # Another encoder: its vectors cannot be compared with those that are stored.
                 await self._catalog.episodes.clear(live.id, await self._sessions.epoch(live))
@@ -195,15 +189,6 @@ class EpisodeMaintainer:
         before = utterances(turns)[:done]
         start = found.next_token - (before[-1].stop if before else 0)
         return split_segments(utterances(turns, start)[done:], width)[:_SEGMENTS_PER_STEP]
-
-    async def _embed(self, segments: Sequence[Segment]) -> Vectors:
-        result = await self._worker.embed([segment.text for segment in segments])
-        vectors = vectors_from_bytes(result.vectors, result.dimensions)
-        if len(vectors) != len(segments):
-            raise EmbeddingRefused(
-                f"the encoder gave {len(vectors)} vectors for {len(segments)} texts"
-            )
-        return vectors
 
     async def _build(
         self, live: ActiveSession, session: Session, settings: EpisodeSettings, found: EpisodeSet

@@ -1,13 +1,12 @@
 """What a turn remembers: the passages of its memory that are nearest to the user's last message."""
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvrecall.domain.episodes import Vectors, cosine, vectors_from_bytes
+from kvrecall.domain.episodes import Vectors, cosine
 from kvrecall.domain.errors import (
     EmbeddingRefused,
     UnknownSession,
@@ -22,6 +21,7 @@ from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
 from services.context import ServiceContext
+from services.embedding import embed_query
 from services.memories.vectors import VectorCache
 
 # Passages of a turn: as many as were measured (docs/design/long-sessions.md).
@@ -49,6 +49,31 @@ class _Candidate:
     session: Session
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A session's page ids, joined, and all tokens that its turns appended; `turns` if some rewrote it."""
+
+    page_ids: bytes
+    token_ids: Sequence[int]
+    turns: Sequence[Turn]
+
+    def cut(self, each: _Candidate, page_tokens: int) -> pb.Passage | None:
+        """Cut a passage; None for one that was rewritten since: it is no longer said as its tokens were."""
+        start, stop = each.start, each.stop
+        token_ids = self.token_ids[start:stop]
+        if self.turns:
+            start, stop = locate(self.turns, start, stop)
+        if stop - start != len(token_ids):
+            return None
+        first, last = start // page_tokens, -(-stop // page_tokens)
+        ids = self.page_ids[first * ID_BYTES : last * ID_BYTES]
+        whole = len(ids) == (last - first) * ID_BYTES
+        # The end of a session has no page yet.
+        return pb.Passage(
+            page_ids=ids if whole else b"", start=start, stop=stop, token_ids=token_ids
+        )
 
 
 class MemoryFinder:
@@ -108,7 +133,7 @@ class MemoryFinder:
         others = [each for each in members if each.id != session.id and each.turns]
         if not others:
             return iter(())
-        query = await self._embed(text)
+        query = await embed_query(self._worker, text, self._seconds)
         scores, places = list[Vectors](), list[tuple[Session, np.ndarray]]()
         for other in others:
             try:
@@ -131,56 +156,33 @@ class MemoryFinder:
         Returns each with its session.
         """
         found: list[tuple[pb.Passage, str]] = []
-        pages: dict[str, bytes] = {}
-        seen: set[bytes] = set()
+        own = await self._catalog.sessions.get_page_ids(session.id)
+        owned = {own[at : at + ID_BYTES] for at in range(0, len(own), ID_BYTES)}
+        logs: dict[str, _Log] = {}
         for each in ranked:
-            if not pages:
-                own = await self._catalog.sessions.get_page_ids(session.id)
-                seen.update(own[at : at + ID_BYTES] for at in range(0, len(own), ID_BYTES))
             other = each.session
             try:
-                if other.id not in pages:
-                    pages[other.id] = await self._catalog.sessions.get_page_ids(other.id)
-                start, stop = await self._locate(other, each)
-                tokens = await self._catalog.turns.get_token_ids(other.id)
+                log = logs[other.id] = logs.get(other.id) or await self._read_log(other)
             except UnknownSession:
                 continue  # deleted meanwhile
-            tokens = tokens[each.start : each.stop]
-            # A passage that was rewritten since is no longer said as its tokens were.
-            if stop - start != len(tokens):
-                continue
-            first, last = start // page_tokens, -(-stop // page_tokens)
-            ids = pages[other.id][first * ID_BYTES : last * ID_BYTES]
+            passage = log.cut(each, page_tokens)
             # Of what two sessions have alike, as forks of one do, the end is the same page.
-            if ids[-ID_BYTES:] in seen:
-                continue
-            if len(ids) < (last - first) * ID_BYTES:
-                ids = b""  # the end of a session has no page yet
-            passage = pb.Passage(page_ids=ids, start=start, stop=stop, token_ids=tokens)
-            found.append((passage, other.id))
+            if passage is not None and passage.page_ids[-ID_BYTES:] not in owned:
+                found.append((passage, other.id))
             if len(found) == _PASSAGES:
                 break
         return found
 
-    async def _locate(self, session: Session, each: _Candidate) -> tuple[int, int]:
-        """Find where a passage is in its session now."""
-        if not session.memory.dropped_tokens:
-            return each.start, each.stop
-        log: list[Turn] = []
-        while turns := await self._catalog.turns.get_after(session.id, len(log), _TURNS_PER_READ):
-            log += turns
-        return locate(log, each.start, each.stop)
-
-    async def _embed(self, text: str) -> Vectors:
-        try:
-            async with asyncio.timeout(self._seconds):
-                result = await self._worker.embed([text])
-        except TimeoutError as error:
-            raise EmbeddingRefused(
-                f"the encoder took more than {self._seconds:g} seconds"
-            ) from error
-        vector: Vectors = vectors_from_bytes(result.vectors, result.dimensions)[0]
-        return vector
+    async def _read_log(self, session: Session) -> _Log:
+        """Read a session's log, with its turns if some of them have rewritten it. Raises UnknownSession."""
+        page_ids = await self._catalog.sessions.get_page_ids(session.id)
+        token_ids = await self._catalog.turns.get_token_ids(session.id)
+        turns: list[Turn] = []
+        while session.memory.dropped_tokens and (
+            more := await self._catalog.turns.get_after(session.id, len(turns), _TURNS_PER_READ)
+        ):
+            turns += more
+        return _Log(page_ids, token_ids, turns)
 
 
 def _find_question(messages: Sequence[Message]) -> str:

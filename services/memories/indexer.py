@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from kvrecall.domain.episodes import vectors_from_bytes, vectors_to_bytes
-from kvrecall.domain.errors import EmbeddingRefused, ServiceError, SessionBusy, StaleEpoch
+from kvrecall.domain.episodes import vectors_to_bytes
+from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch
 from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.passages import Passage, cut_passages, split_exchanges
 from kvrecall.domain.utterances import Utterance, utterances
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import EpisodeSet, SegmentRecord, SegmentsCommit
 from services.context import ServiceContext
+from services.embedding import embed_texts
 from services.sessions.active import ActiveSession
 
 # Texts per call of the encoder: a turn whose query is to be embedded waits for no more.
@@ -112,17 +113,7 @@ class PassageIndexer:
         return changed
 
     async def _embed(self, texts: Sequence[str]) -> tuple[list[bytes], int]:
-        """Embed texts; returns their vectors and the length of one. Raises EmbeddingRefused."""
-        vectors: list[bytes] = []
-        dimensions = 0
-        for first in range(0, len(texts), _TEXTS_PER_CALL):
-            some = list(texts[first : first + _TEXTS_PER_CALL])
-            result = await self._worker.embed(some)
-            dimensions = result.dimensions
-            found = vectors_from_bytes(result.vectors, dimensions)
-            if len(found) != len(some):
-                raise EmbeddingRefused(
-                    f"the encoder gave {len(found)} vectors for {len(some)} texts"
-                )
-            vectors += [vectors_to_bytes(each) for each in found]
-        return vectors, dimensions
+        """Embed texts; returns their vectors and the length of one. Raises as `embed_texts`."""
+        parts = [texts[at : at + _TEXTS_PER_CALL] for at in range(0, len(texts), _TEXTS_PER_CALL)]
+        found = [each for part in parts for each in await embed_texts(self._worker, part)]
+        return [vectors_to_bytes(each) for each in found], len(found[0])

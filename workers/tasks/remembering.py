@@ -7,7 +7,7 @@ tokens alone.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -54,6 +54,13 @@ def prepare_splice(
         passages=len(passages), tokens=splice.tokens, prefilled_tokens=prefilled
     )
     return splice, report
+
+
+def fit_passages(given: Sequence[pb.Passage], tokens: int) -> Sequence[pb.Passage]:
+    """Keep the last of the passages, which are the nearest, that have at most so many tokens in all."""
+    held = list(accumulate(each.stop - each.start for each in reversed(given)))
+    fitting = sum(each <= tokens for each in held)
+    return given[len(given) - fitting :]
 
 
 def count_before_last(

@@ -35,7 +35,7 @@ from workers.repair.repair import run_repair
 from workers.tasks.ahead import go_on_behind
 from workers.tasks.limits import get_limit
 from workers.tasks.prefix import skip_tokens, take_prefix
-from workers.tasks.remembering import count_before_last, prepare_splice
+from workers.tasks.remembering import count_before_last, fit_passages, prepare_splice
 from workers.tasks.rewriting import apply_rewrite, plan_rewrite
 from workers.tasks.step import prepare_step
 from workers.tasks.turn_signal import build_signal, defer_signal
@@ -51,6 +51,7 @@ class _TurnPlan:
     `beginning`: the prompt's first tokens that other conversations have as well.
     `rewrite`: of earlier turns, before anything is appended.
     `ahead`: the rows that were computed before the turn.
+    `remembered`: passages of other sessions, as far as there is room for them.
     """
 
     request: pb.TurnRequest
@@ -65,6 +66,7 @@ class _TurnPlan:
     beginning: int
     rewrite: Rewrite | None
     ahead: Ahead | None
+    remembered: Sequence[pb.Passage]
 
     @property
     def looks_at_all(self) -> bool:
@@ -208,13 +210,20 @@ def _plan_turn(
         max_tokens=get_limit(engine, resident),
     )
     emit(pb.TurnEvent(planned=planned))
-    sampling = _limit_sampling(engine, resident, planned, sampling, generate=request.generate)
+    room = planned.max_tokens - planned.held_tokens - planned.prompt_tokens
+    if room < (1 if request.generate else 0):
+        end = engine.long_sessions.explain_limit(resident.config, planned.max_tokens)
+        raise TurnTooLong(
+            f"the turn has {planned.prompt_tokens} tokens after {planned.held_tokens}; {end}"
+        )
+    remembered = fit_passages(request.remembered, room // 2)
+    room -= sum(each.stop - each.start for each in remembered)
     plan = _TurnPlan(
         request,
         messages,
         tuple(segments),
         prompt,
-        sampling,
+        sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room),
         grammars,
         reference,
         episode,
@@ -222,8 +231,9 @@ def _plan_turn(
         (yield from count_beginning(engine, session, messages, prompt)),
         rewrite,
         None,
+        remembered,
     )
-    changes = bool(rewrite or episode or request.repair or request.remembered)
+    changes = bool(rewrite or episode or request.repair or remembered)
     ahead = go_on_behind(engine, session, prompt, as_committed=changes or plan.looks_at_all)
     return replace(plan, ahead=ahead)
 
@@ -247,24 +257,6 @@ def _require_committed(session: WorkerSession, request: pb.TurnRequest) -> None:
             f"session {session.name} has {rows} rows in this worker, but "
             f"{request.length} are committed; open it again"
         )
-
-
-def _limit_sampling(
-    engine: Engine,
-    resident: ResidentSession,
-    planned: pb.TurnPlanned,
-    sampling: Sampling,
-    *,
-    generate: bool,
-) -> Sampling:
-    """Limit max_tokens to the room that is left. Raises TurnTooLong if there is none."""
-    room = planned.max_tokens - planned.held_tokens - planned.prompt_tokens
-    if room < (1 if generate else 0):
-        end = engine.long_sessions.explain_limit(resident.config, planned.max_tokens)
-        raise TurnTooLong(
-            f"the turn has {planned.prompt_tokens} tokens after {planned.held_tokens}; {end}"
-        )
-    return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 
 
 def _switch_and_repair(
@@ -294,22 +286,21 @@ def _prefill(
     compares = plan.reference is not None
     most = plan.sampling.prompt_logprobs
     taken, splice = 0, None
-    shareable = len(plan.prompt)
-    if request.remembered:
-        shareable = yield from count_before_last(
-            engine, resident.session, plan.messages, plan.prompt
-        )
+    # What comes behind rows of other sessions follows from them, and is no other session's.
+    own = len(plan.prompt)
+    if plan.remembered:
+        own = yield from count_before_last(engine, resident.session, plan.messages, plan.prompt)
     if plan.ahead is not None:
         taken = plan.ahead.prompt_tokens
     elif not (plan.looks_at_all or resident.session.length or resident.session.pending):
-        taken = yield from take_prefix(engine, resident, plan.prompt[:shareable])
+        taken = yield from take_prefix(engine, resident, plan.prompt[:own])
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
-    if request.remembered:
-        before = len(resident.session.pending) + shareable - taken
-        splice, report = yield from prepare_splice(engine, resident, request.remembered, before)
+    if plan.remembered:
+        before = len(resident.session.pending) + own - taken
+        splice, report = yield from prepare_splice(engine, resident, plan.remembered, before)
         run.done.remembered.CopyFrom(report)
-        run.done.remembered.behind = shareable
+        run.done.remembered.behind = own
         watch.lap("remember")
     recorded = any(segment.recorded for segment in plan.segments)
     scores = None if most is None else PromptScores(engine.grammars, plan.prompt[0], most)

@@ -1,6 +1,7 @@
 """A turn that remembers sees rows of other sessions, and its session keeps none of them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
+from tests.workers.conftest import answer_of
 from tests.workers.model.architectures.architecture import Architecture
 from tests.workers.model.architectures.family import Family
 from tests.workers.model.architectures.recurrent import RECURRENT
@@ -35,6 +37,7 @@ ALL: dict[str, Any] = {
 """100 rows are active, and all others retrieved."""
 FEW: dict[str, Any] = {"method": "icecache", "budget": 48, "method_settings": '{"share": 0.4}'}
 SYSTEM = {"role": "system", "content": "river station"}
+SPANS = ((70, 130), (10, 50))
 
 
 def cut_passage(
@@ -54,39 +57,45 @@ def say(worker: Any, name: str, text: str) -> tuple[pb.TurnDone, list[int]]:
     return done, list(done.token_ids)
 
 
-@pytest.mark.parametrize("spec", [ACTIVE, ALL, FEW], ids=["active", "retrieved", "few"])
+def check_turns(
+    worker: Any, remembered: Sequence[pb.Passage], go_on: Callable[[list[int], int], list[int]]
+) -> int:
+    """Check that three turns answer as with the passages' text before their message.
+
+    go_on: what the full cache says behind some tokens. Returns how many tokens a turn prefilled of them.
+    """
+    seen = [token for each in remembered for token in each.token_ids]
+    said: list[int] = []
+    for turn in range(3):
+        asked = {"role": "user", "content": f"river {turn} lamp seven blue station " * 3}
+        messages = [asked] if turn else [SYSTEM, asked]
+        done = worker.turn("s", messages, max_tokens=12, remembered=remembered)
+        text = [*said, *done.token_ids[: done.prompt_tokens]]
+        behind = len(said) + done.remembered.behind
+        assert answer_of(done) == go_on([*text[:behind], *seen, *text[behind:]], 12), turn
+        assert done.remembered.passages == len(remembered)
+        assert done.remembered.tokens == len(seen)
+        assert turn or 0 < done.remembered.behind < done.prompt_tokens - 20
+        said += done.token_ids
+        assert done.state.length + len(done.state.pending) == len(said)
+    worker.check()
+    prefilled: int = done.remembered.prefilled_tokens
+    return prefilled
+
+
+@pytest.mark.parametrize("spec", [ACTIVE, ALL], ids=["active", "retrieved"])
 def test_rows_that_follow_from_their_tokens_answer_as_the_text_does(
     spec: dict[str, Any],
     make_worker: Callable[..., Any],
     words: Callable[..., str],
     continuation: Callable[..., list[int]],
-    answer: Callable[[pb.TurnDone], list[int]],
 ) -> None:
     """In a first turn behind its system message, in a later one behind all that was said."""
     worker = make_worker(ONE_LAYER, **LIMITS)
-    earlier, tokens = say(worker, "earlier", words(160, seed=5))
-    spans = [(70, 130), (10, 50)]
-    remembered = [cut_passage(earlier, *span) for span in spans]
-    seen = [token for start, stop in spans for token in tokens[start:stop]]
+    earlier, _ = say(worker, "earlier", words(160, seed=5))
     worker.open("s", **spec)
-    said: list[int] = []
-    for turn in range(3):
-        asked = {"role": "user", "content": words(20, seed=turn)}
-        messages = [asked] if turn else [SYSTEM, asked]
-        done = worker.turn("s", messages, max_tokens=12, remembered=remembered)
-        prompt = list(done.token_ids[: done.prompt_tokens])
-        behind = len(said) + done.remembered.behind
-        text = [*said, *prompt]
-        expected = continuation(ONE_LAYER, [*text[:behind], *seen, *text[behind:]], 12)
-        if spec is not FEW:
-            assert answer(done) == expected, turn
-        assert done.remembered.tokens == len(seen)
-        assert done.remembered.passages == 2
-        assert turn or 0 < done.remembered.behind < len(prompt) - 20
-        said += done.token_ids
-        said_rows = done.state.length + len(done.state.pending)
-        assert said_rows == len(said)
-    worker.check()
+    remembered = [cut_passage(earlier, *span) for span in SPANS]
+    assert check_turns(worker, remembered, partial(continuation, ONE_LAYER)) == 0
 
 
 def test_without_the_rows_it_says_something_else(
@@ -204,31 +213,16 @@ def test_a_passage_whose_pages_are_not_stored_is_prefilled(
     make_worker: Callable[..., Any],
     words: Callable[..., str],
     continuation: Callable[..., list[int]],
-    answer: Callable[[pb.TurnDone], list[int]],
 ) -> None:
     """Pages that are lost, or were never there, as those of a session's last tokens."""
     worker = make_worker("llama", **LIMITS)
     _, tokens = say(worker, "earlier", words(160, seed=5))
-    spans = [(70, 130), (10, 50)]
-    seen = [token for start, stop in spans for token in tokens[start:stop]]
-    lost, unwritten = (
+    remembered = [
         pb.Passage(page_ids=ids, start=start, stop=stop, token_ids=tokens[start:stop])
-        for (start, stop), ids in zip(spans, (2 * b"lost page of 16b", b""), strict=True)
-    )
+        for (start, stop), ids in zip(SPANS, (2 * b"lost page of 16b", b""), strict=True)
+    ]
     worker.open("s", **spec)
-    said: list[int] = []
-    for turn in range(3):
-        asked = {"role": "user", "content": words(20, seed=turn)}
-        messages = [asked] if turn else [SYSTEM, asked]
-        done = worker.turn("s", messages, max_tokens=12, remembered=[lost, unwritten])
-        prompt = list(done.token_ids[: done.prompt_tokens])
-        behind = len(said) + done.remembered.behind
-        text = [*said, *prompt]
-        expected = continuation("llama", [*text[:behind], *seen, *text[behind:]], 12)
-        assert answer(done) == expected, turn
-        assert done.remembered.tokens == done.remembered.prefilled_tokens == len(seen)
-        said += done.token_ids
-    worker.check()
+    assert check_turns(worker, remembered, partial(continuation, "llama")) == 100
 
 
 def test_rows_and_text_stand_in_the_order_of_their_passages(
@@ -250,6 +244,21 @@ def test_rows_and_text_stand_in_the_order_of_their_passages(
     text = [*prompt[:behind], *seen, *prompt[behind:]]
     assert answer(done) == continuation(ONE_LAYER, text, 12)
     assert (done.remembered.tokens, done.remembered.prefilled_tokens) == (110, 40)
+
+
+def test_passages_take_at_most_half_of_the_room_that_a_session_has_left(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """The nearest, which come last; the answer has the rest."""
+    worker = make_worker(max_session_tokens=400, **LIMITS)
+    earlier, _ = say(worker, "earlier", words(160, seed=5))
+    remembered = [cut_passage(earlier, start, start + 60) for start in (0, 60, 120)]
+    worker.open("s", **ACTIVE)
+    done = worker.turn("s", words(70), remembered=remembered, max_tokens=1000)
+    assert done.remembered.passages == 2
+    assert done.output_tokens + done.prompt_tokens + done.remembered.tokens <= 400
+    done = worker.turn("s", "north", remembered=remembered, generate=False)
+    assert not done.HasField("remembered")
 
 
 def test_a_session_without_recall_remembers_nothing(
