@@ -20,6 +20,7 @@ _COMPUTES = (
     "workers",
     "reference",
     "kvrecall.domain.episodes",
+    "kvrecall.domain.passages",
     "kvrecall.domain.utterances",
     "kvrecall_server.replay.formats",
     "kvrecall_server.replay.locomo",

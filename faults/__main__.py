@@ -43,6 +43,11 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=MODEL_PATH, help="folder of the served model")
     parser.add_argument(
+        "--window",
+        type=int,
+        help="tokens of the model's context, such as 256: sessions go on behind it. Default: its own",
+    )
+    parser.add_argument(
         "--work", type=Path, help="folder of the rounds' findings; done rounds are not run again"
     )
     parser.add_argument("--minutes", type=float, help="begin no round later than this")
@@ -57,6 +62,7 @@ def main() -> None:
         given.kind,
         str(given.model.resolve()),
         given.ranks,
+        given.window,
     )
     work = given.work or Path("runs") / "faults" / f"{plan.faults}-{plan.seed}"
     console = Console()

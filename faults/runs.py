@@ -70,7 +70,8 @@ class Plan:
     """Numbers of faults in total and in a round, of concurrent rounds, and the set-ups in turn.
 
     Everything else follows from the seed. `kinds` are the only kinds of faults, if there are any;
-    `model` is the served model's folder, `ranks` the number of processes of each worker.
+    `model` is the served model's folder, `ranks` the number of processes of each worker. `window`: tokens of
+    the model's context, so that sessions go on behind it; None: its own.
     """
 
     seed: int
@@ -81,6 +82,12 @@ class Plan:
     kinds: Sequence[str] = ()
     model: str = str(MODEL_PATH)
     ranks: int = 1
+    window: int | None = None
+
+    @property
+    def has_episodes(self) -> bool:
+        """True if some sessions have episodes: workers of several ranks build none, and such sessions end."""
+        return self.ranks == 1 and self.window is None
 
     @property
     def rounds(self) -> list[int]:
@@ -90,13 +97,15 @@ class Plan:
 
 
 @contextmanager
-def open_rig(folder: Path, model: Path = MODEL_PATH, ranks: int = 1) -> Iterator[Rig]:
-    """Model, zygote and shim of a run."""
+def open_rig(
+    folder: Path, model: Path = MODEL_PATH, ranks: int = 1, window: int | None = None
+) -> Iterator[Rig]:
+    """Model, zygote and shim of a run; window: as of a `Plan`."""
     shim = compile_shim(folder)
     # Preloaded here: a forked process runs no loader.
     zygote = Zygote(QUIET | ({} if shim is None else {PRELOAD: str(shim)}))
     try:
-        yield Rig(endless_model(folder, model), zygote, shim, ranks)
+        yield Rig(endless_model(folder, model, window), zygote, shim, ranks)
     finally:
         zygote.close()
 
@@ -129,16 +138,14 @@ class Run:
         return total
 
     def _run(self, numbers: Sequence[int]) -> None:
-        # Workers of several ranks build no episodes.
+        plan = self.plan
         all_scripts = [
-            each
-            for each in scripts(self.plan.seed, SCRIPTS)
-            if self.plan.ranks == 1 or not each.episodes
+            each for each in scripts(plan.seed, SCRIPTS) if plan.has_episodes or not each.episodes
         ]
         calm = self.work / "undisturbed"
         shutil.rmtree(calm, ignore_errors=True)
         with (
-            open_rig(self.work, Path(self.plan.model), self.plan.ranks) as rig,
+            open_rig(self.work, Path(plan.model), plan.ranks, plan.window) as rig,
             undisturbed_service(
                 calm, rig, all_scripts, talk_scripts(self.plan.seed, TALKS)
             ) as undisturbed,

@@ -160,17 +160,21 @@ def start_all(servers: Sequence[ServerProcess]) -> None:
         list(pool.map(ServerProcess.start, servers))
 
 
-def endless_model(folder: Path, source: Path = MODEL_PATH) -> Path:
-    """A copy of a model without end of turn: its answers have the maximum length."""
+def endless_model(folder: Path, source: Path = MODEL_PATH, window: int | None = None) -> Path:
+    """A copy of a model without end of turn: its answers have the maximum length.
+
+    window: tokens of its context, if that is to be shorter.
+    """
     model = folder / "endless"
     if model.exists():
         return model
     shutil.copytree(source, model)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((model / name).read_text(encoding="utf-8"))
-        (model / name).write_text(
-            json.dumps(config | {"eos_token_id": config["pad_token_id"]}), encoding="utf-8"
-        )
+        changed = {"eos_token_id": config["pad_token_id"]}
+        if window is not None and "max_position_embeddings" in config:
+            changed["max_position_embeddings"] = window
+        (model / name).write_text(json.dumps(config | changed), encoding="utf-8")
     return model
 
 

@@ -16,7 +16,7 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.messages import Message
 from kvrecall.domain.page_ids import ID_BYTES
-from kvrecall.domain.passages import locate
+from kvrecall.domain.passages import NEAR_TOKENS, PASSAGES_PER_TURN, locate
 from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
@@ -24,8 +24,6 @@ from services.context import ServiceContext
 from services.embedding import embed_query
 from services.memories.vectors import VectorCache
 
-# Passages of a turn: as many as were measured (docs/design/long-sessions.md).
-_PASSAGES = 5
 # Sessions of a memory that are looked through, the newest.
 _MOST_SESSIONS = 512
 _TURNS_PER_READ = 128
@@ -130,19 +128,19 @@ class MemoryFinder:
         members = await self._catalog.memories.get_newest(
             settings.tenant, settings.memory, _MOST_SESSIONS
         )
-        others = [each for each in members if each.id != session.id and each.turns]
-        if not others:
+        known = [each for each in members if each.turns]
+        if not known:
             return iter(())
         query = await embed_query(self._worker, text, self._seconds)
         scores, places = list[Vectors](), list[tuple[Session, np.ndarray]]()
-        for other in others:
+        for each in known:
             try:
-                known = await self._vectors.get(other)
+                found = await self._vectors.get(each)
             except UnknownSession:
                 continue  # deleted meanwhile
-            if known.vectors.shape == (len(known.spans), len(query)):
-                scores.append(cosine(query, known.vectors))
-                places += [(other, bounds) for bounds in known.spans]
+            if found.vectors.shape == (len(found.spans), len(query)):
+                scores.append(cosine(query, found.vectors))
+                places += [(each, bounds) for bounds in found.spans]
         if not places:
             return iter(())
         order = np.argsort(-np.concatenate(scores), kind="stable")
@@ -151,25 +149,27 @@ class MemoryFinder:
     async def _cut(
         self, session: Session, ranked: Iterator[_Candidate], page_tokens: int
     ) -> list[tuple[pb.Passage, str]]:
-        """Cut the first passages that the session does not have itself, as a fork does.
+        """Cut the first passages that are not near in the session itself; returns each with its session.
 
-        Returns each with its session.
+        Of what two sessions have alike, as forks of one do, the session's own counts.
         """
         found: list[tuple[pb.Passage, str]] = []
         own = await self._catalog.sessions.get_page_ids(session.id)
         owned = {own[at : at + ID_BYTES] for at in range(0, len(own), ID_BYTES)}
         logs: dict[str, _Log] = {}
         for each in ranked:
-            other = each.session
+            name, is_own = each.session.id, each.session.id == session.id
             try:
-                log = logs[other.id] = logs.get(other.id) or await self._read_log(other)
+                log = logs[name] = logs.get(name) or await self._read_log(each.session)
             except UnknownSession:
                 continue  # deleted meanwhile
+            if is_own and each.stop > len(log.token_ids) - NEAR_TOKENS:
+                continue
             passage = log.cut(each, page_tokens)
-            # Of what two sessions have alike, as forks of one do, the end is the same page.
-            if passage is not None and passage.page_ids[-ID_BYTES:] not in owned:
-                found.append((passage, other.id))
-            if len(found) == _PASSAGES:
+            # What begins alike ends with the same page.
+            if passage is not None and (is_own or passage.page_ids[-ID_BYTES:] not in owned):
+                found.append((passage, name))
+            if len(found) == PASSAGES_PER_TURN:
                 break
         return found
 

@@ -14,12 +14,11 @@ from evals.harness import Message, Session, Setup
 from evals.suites.earlier.cases import Case
 from evals.suites.earlier.remembered_chunks import RememberedChunks
 from kvrecall.domain.page_ids import ID_BYTES
+from kvrecall.domain.passages import NEAR_TOKENS, PASSAGES_PER_TURN
 from kvrecall.domain.utterances import Utterance
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.scheduler.scheduler import Scheduler
 
-PASSAGES = 5
-"""Exchanges that are brought back, as text or as rows."""
 _SUMMARY_TOKENS = 96
 _SUMMARIZE = "Summarize what was said, with all names and facts."
 _BEFORE = "What was said in earlier conversations:"
@@ -110,7 +109,7 @@ def _find_nearest(texts: Sequence[str]) -> Callable[[str], list[int]]:
     """Find the texts nearest to a question by the sentence encoder, the nearest last."""
     vectors = embed(texts)
     return lambda question: [
-        int(index) for index in np.argsort(vectors @ embed([question])[0])[-PASSAGES:]
+        int(index) for index in np.argsort(vectors @ embed([question])[0])[-PASSAGES_PER_TURN:]
     ]
 
 
@@ -131,34 +130,53 @@ def _retrieve_text(
         yield lambda question: Question(session, [case.system, *repeat(question)])
 
 
+def _recall_passages(
+    sessions: Sequence[Session], near: int = 0
+) -> Callable[[str], list[pb.Passage]]:
+    """Recall the exchanges of sessions that are nearest to a question, the nearest last.
+
+    near: newest tokens of a session of which nothing is brought back.
+    """
+    passages = [
+        (session, said)
+        for session in sessions
+        for said in harness.split_utterances(session.utterances)
+        if said[-1].stop <= len(session.token_ids) - near
+    ]
+    find = _find_nearest([" ".join(each.text for each in said) for _, said in passages])
+    tokens = sessions[0].scheduler.engine.store.layout.page_tokens
+
+    def cut(session: Session, said: Sequence[Utterance]) -> pb.Passage:
+        start, stop = said[0].start, said[-1].stop
+        first, last = start // tokens, -(-stop // tokens)
+        ids = session.state.page_ids[first * ID_BYTES : last * ID_BYTES]
+        return pb.Passage(
+            # The last tokens of a session have no rows yet.
+            page_ids=ids if stop <= session.state.length else b"",
+            start=start,
+            stop=stop,
+            token_ids=session.token_ids[start:stop],
+        )
+
+    return lambda question: [cut(*passages[each]) for each in find(question)]
+
+
 @contextmanager
 def _remember_passages(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
     """Rows of the exchanges nearest to the question, the nearest last, before it. No text is prefilled."""
     with _open_worker(setup, chunk) as worker:
-        passages = [
-            (session, said)
-            for session in _hold(worker, setup, case)
-            for said in harness.split_utterances(session.utterances)
-        ]
-        find = _find_nearest([" ".join(each.text for each in said) for _, said in passages])
-        tokens = worker.engine.store.layout.page_tokens
-
-        def cut(session: Session, said: Sequence[Utterance]) -> pb.Passage:
-            start, stop = said[0].start, said[-1].stop
-            first, last = start // tokens, -(-stop // tokens)
-            ids = session.state.page_ids[first * ID_BYTES : last * ID_BYTES]
-            return pb.Passage(
-                # The last tokens of a session have no rows yet.
-                page_ids=ids if stop <= session.state.length else b"",
-                start=start,
-                stop=stop,
-                token_ids=session.token_ids[start:stop],
-            )
-
+        recall = _recall_passages(_hold(worker, setup, case))
         session = _open_new(worker, setup, "asked")
-        yield lambda question: Question(
-            session, [case.system], [cut(*passages[each]) for each in find(question)]
-        )
+        yield lambda question: Question(session, [case.system], recall(question))
+
+
+@contextmanager
+def _remember_itself(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]:
+    """One session of all that was said, which has rows of its own nearest exchanges before the question as well."""
+    said = [message for each in case.exchanges for message in each]
+    with harness.open_session(setup, [case.system, *said], chunk) as session:
+        recall = _recall_passages([session], NEAR_TOKENS)
+        yield lambda question: Question(session, [], recall(question))
 
 
 @contextmanager
@@ -186,6 +204,7 @@ def _bring_nothing(setup: Setup, case: Case, chunk: int | None) -> Iterator[Ask]
 ARMS: Mapping[str, Callable[[Setup, Case, int | None], AbstractContextManager[Ask]]] = {
     "rows": _remember_rows,
     "one session": _continue_one,
+    "one session remembering itself": _remember_itself,
     "newest text": _truncate,
     "rows of passages": _remember_passages,
     "passages": _retrieve_text,
