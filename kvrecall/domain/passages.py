@@ -12,8 +12,6 @@ from kvrecall.domain.utterances import Utterance
 PASSAGES_PER_TURN = 5
 # Tokens of a passage: about what the sentence encoder reads of a text.
 MOST_TOKENS = 256
-# The newest tokens of a session, of which it sees no passage: they are near as they are.
-NEAR_TOKENS = 512
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.messages import Message
 from kvrecall.domain.page_ids import ID_BYTES
-from kvrecall.domain.passages import NEAR_TOKENS, PASSAGES_PER_TURN, locate
+from kvrecall.domain.passages import PASSAGES_PER_TURN, locate
 from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
@@ -54,13 +54,17 @@ class _Log:
     """A session's page ids, joined, and all tokens that its turns appended; `turns` if some rewrote it."""
 
     page_ids: bytes
-    token_ids: Sequence[int]
+    token_ids: tuple[int, ...]
     turns: Sequence[Turn]
+
+    def get_tokens(self, each: _Candidate) -> Sequence[int]:
+        """Get the tokens that the log has where a passage is."""
+        return self.token_ids[each.start : each.stop]
 
     def cut(self, each: _Candidate, page_tokens: int) -> pb.Passage | None:
         """Cut a passage; None for one that was rewritten since: it is no longer said as its tokens were."""
         start, stop = each.start, each.stop
-        token_ids = self.token_ids[start:stop]
+        token_ids = self.get_tokens(each)
         if self.turns:
             start, stop = locate(self.turns, start, stop)
         if stop - start != len(token_ids):
@@ -123,7 +127,10 @@ class MemoryFinder:
         return text
 
     async def _rank(self, session: Session, text: str) -> Iterator[_Candidate]:
-        """Rank the passages of the session's memory by their nearness to a text, the nearest first."""
+        """Rank the passages of the session's memory by their nearness to a text, the nearest first.
+
+        Its own are among them once it has more than a turn sees.
+        """
         settings = session.settings
         members = await self._catalog.memories.get_newest(
             settings.tenant, settings.memory, _MOST_SESSIONS
@@ -138,6 +145,8 @@ class MemoryFinder:
                 found = await self._vectors.get(each)
             except UnknownSession:
                 continue  # deleted meanwhile
+            if each.id == session.id and len(found.spans) <= PASSAGES_PER_TURN:
+                continue
             if found.vectors.shape == (len(found.spans), len(query)):
                 scores.append(cosine(query, found.vectors))
                 places += [(each, bounds) for bounds in found.spans]
@@ -149,25 +158,26 @@ class MemoryFinder:
     async def _cut(
         self, session: Session, ranked: Iterator[_Candidate], page_tokens: int
     ) -> list[tuple[pb.Passage, str]]:
-        """Cut the first passages that are not near in the session itself; returns each with its session.
+        """Cut the first passages; returns each with its session.
 
-        Of what two sessions have alike, as forks of one do, the session's own counts.
+        Of what sessions have alike, as forks of one do, one counts: the session's own, if it has it.
         """
         found: list[tuple[pb.Passage, str]] = []
-        own = await self._catalog.sessions.get_page_ids(session.id)
-        owned = {own[at : at + ID_BYTES] for at in range(0, len(own), ID_BYTES)}
-        logs: dict[str, _Log] = {}
+        own = await self._read_log(session)
+        logs = {session.id: own}
+        seen = set[tuple[int, Sequence[int]]]()
         for each in ranked:
-            name, is_own = each.session.id, each.session.id == session.id
+            name = each.session.id
             try:
                 log = logs[name] = logs.get(name) or await self._read_log(each.session)
             except UnknownSession:
                 continue  # deleted meanwhile
-            if is_own and each.stop > len(log.token_ids) - NEAR_TOKENS:
+            said = each.start, log.get_tokens(each)
+            if said in seen or (log is not own and own.get_tokens(each) == said[1]):
                 continue
+            seen.add(said)
             passage = log.cut(each, page_tokens)
-            # What begins alike ends with the same page.
-            if passage is not None and (is_own or passage.page_ids[-ID_BYTES:] not in owned):
+            if passage is not None:
                 found.append((passage, name))
             if len(found) == PASSAGES_PER_TURN:
                 break

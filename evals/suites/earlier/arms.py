@@ -14,7 +14,7 @@ from evals.harness import Message, Session, Setup
 from evals.suites.earlier.cases import Case
 from evals.suites.earlier.remembered_chunks import RememberedChunks
 from kvrecall.domain.page_ids import ID_BYTES
-from kvrecall.domain.passages import NEAR_TOKENS, PASSAGES_PER_TURN
+from kvrecall.domain.passages import PASSAGES_PER_TURN
 from kvrecall.domain.utterances import Utterance
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.scheduler.scheduler import Scheduler
@@ -130,18 +130,12 @@ def _retrieve_text(
         yield lambda question: Question(session, [case.system, *repeat(question)])
 
 
-def _recall_passages(
-    sessions: Sequence[Session], near: int = 0
-) -> Callable[[str], list[pb.Passage]]:
-    """Recall the exchanges of sessions that are nearest to a question, the nearest last.
-
-    near: newest tokens of a session of which nothing is brought back.
-    """
+def _recall_passages(sessions: Sequence[Session]) -> Callable[[str], list[pb.Passage]]:
+    """Recall the exchanges of sessions that are nearest to a question, the nearest last."""
     passages = [
         (session, said)
         for session in sessions
         for said in harness.split_utterances(session.utterances)
-        if said[-1].stop <= len(session.token_ids) - near
     ]
     find = _find_nearest([" ".join(each.text for each in said) for _, said in passages])
     tokens = sessions[0].scheduler.engine.store.layout.page_tokens
@@ -175,7 +169,7 @@ def _remember_itself(setup: Setup, case: Case, chunk: int | None) -> Iterator[As
     """One session of all that was said, which has rows of its own nearest exchanges before the question as well."""
     said = [message for each in case.exchanges for message in each]
     with harness.open_session(setup, [case.system, *said], chunk) as session:
-        recall = _recall_passages([session], NEAR_TOKENS)
+        recall = _recall_passages([session])
         yield lambda question: Question(session, [], recall(question))
 
 

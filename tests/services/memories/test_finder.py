@@ -8,7 +8,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import BadSettings, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.messages import Message
-from kvrecall.domain.passages import NEAR_TOKENS
+from kvrecall.domain.passages import PASSAGES_PER_TURN
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -76,28 +76,32 @@ async def test_a_deleted_session_is_not_remembered_from_then_on(harness, told: s
     assert harness.worker.remembered[-1] == []
 
 
-async def test_a_session_remembers_of_itself_what_is_not_near(harness, told: str) -> None:
-    """And a fork what it has of its parent: once."""
-    filler = " ".join(f"word{number}" for number in range(NEAR_TOKENS))
-    await say(harness, told, filler)
-    child = (await harness.service.fork(told, ForkRequest())).id
-    for session in (child, told):
-        outcome = await say(harness, session, TRAINS)
-        assert outcome.remembered is not None
-        assert outcome.remembered.sessions == (session,)
-        spans = [(each.start, each.stop) for each in harness.worker.remembered[-1]]
-        assert len(spans) == len({*spans}) == 3
-        await harness.service.delete(session)
-
-
-async def test_a_session_does_not_remember_what_it_has_just_said_nor_what_a_fork_has_of_it(
+async def test_a_session_remembers_itself_once_it_has_more_than_a_turn_sees(
     harness, told: str
 ) -> None:
     await say(harness, told, TRAINS)
     assert harness.worker.remembered[-1] == []
-    child = await harness.service.fork(told, ForkRequest())
-    await say(harness, child.id, TRAINS)
+    for number in range(PASSAGES_PER_TURN - 3):
+        await say(harness, told, f"something else {number}")
+    outcome = await say(harness, told, TRAINS)
+    assert outcome.remembered is not None
+    assert outcome.remembered.sessions == (told,)
+    log = await harness.catalog.turns.get_after(told, 0, 2)
+    first, second = (len(turn.token_ids) for turn in log)
+    spans = [(each.start, each.stop) for each in harness.worker.remembered[-1]]
+    assert (first, first + second) in spans[-2:]
+
+
+async def test_what_a_fork_has_of_its_parent_is_its_own(harness, told: str) -> None:
+    child = (await harness.service.fork(told, ForkRequest())).id
+    await say(harness, child, TRAINS)
     assert harness.worker.remembered[-1] == []
+    for number in range(PASSAGES_PER_TURN - 3):
+        await say(harness, child, f"something else {number}")
+    outcome = await say(harness, child, MUSIC)
+    assert outcome.remembered is not None
+    assert outcome.remembered.sessions == (child,)
+    assert len(harness.worker.remembered[-1]) == PASSAGES_PER_TURN
 
 
 async def test_a_turn_of_a_tools_result_remembers_what_its_question_did(harness, told: str) -> None:
