@@ -108,3 +108,16 @@ async def test_two_creations_at_once_with_one_key_make_one_session(api: Any) -> 
         *[api.http.post("/v1/sessions", json={}, headers=headers) for _ in range(4)]
     )
     assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+async def test_a_session_shows_the_name_of_its_memory(api: Any) -> None:
+    created = await api.http.post("/v1/sessions", json={"remember": "ann"})
+    assert created.json()["remember"] == "ann"
+    assert (await api.http.post("/v1/sessions", json={})).json()["remember"] is None
+
+
+async def test_the_full_cache_has_no_memory(api: Any) -> None:
+    answer = await api.http.post("/v1/sessions", json={"recall": False, "remember": "ann"})
+    assert answer.status_code == 400
+    assert answer.json()["code"] == "bad_settings"
+    assert "remember" in answer.json()["detail"]
