@@ -118,6 +118,6 @@ async def test_a_session_shows_the_name_of_its_memory(api: Any) -> None:
 
 async def test_the_full_cache_has_no_memory(api: Any) -> None:
     answer = await api.http.post("/v1/sessions", json={"recall": False, "remember": "ann"})
-    assert answer.status_code == 400
+    assert answer.status_code == 422
     assert answer.json()["code"] == "bad_settings"
     assert "remember" in answer.json()["detail"]
