@@ -87,14 +87,6 @@ def count_before_last(
     return max(sinks, min(count_common(alone, prompt), len(prompt) - 1))
 
 
-def count_before_pending(session: WorkerSession) -> int:
-    """Count the pending tokens that come before what a turn remembers: none, or those that begin the session.
-
-    A block of their own would read all stored rows once more.
-    """
-    return 0 if session.length else len(session.pending)
-
-
 def _read_passage(passage: pb.Passage, page_tokens: int) -> _Passage:
     """Read the ids of a passage's pages. Raises MalformedMessage if they or its tokens are not its own."""
     ids = read_ids(passage.page_ids)

@@ -35,12 +35,7 @@ from workers.repair.repair import run_repair
 from workers.tasks.ahead import go_on_behind
 from workers.tasks.limits import get_limit
 from workers.tasks.prefix import skip_tokens, take_prefix
-from workers.tasks.remembering import (
-    count_before_last,
-    count_before_pending,
-    fit_passages,
-    prepare_splice,
-)
+from workers.tasks.remembering import count_before_last, fit_passages, prepare_splice
 from workers.tasks.rewriting import apply_rewrite, plan_rewrite
 from workers.tasks.step import prepare_step
 from workers.tasks.turn_signal import build_signal, defer_signal
@@ -302,7 +297,7 @@ def _prefill(
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
     if plan.remembered:
-        before = own - taken + count_before_pending(resident.session)
+        before = len(resident.session.pending) + own - taken
         splice, report = yield from prepare_splice(engine, resident, plan.remembered, before)
         run.done.remembered.CopyFrom(report)
         run.done.remembered.behind = own

@@ -66,22 +66,18 @@ def check_turns(
     """
     seen = [token for each in remembered for token in each.token_ids]
     said: list[int] = []
-    rows = 0
     for turn in range(3):
         asked = {"role": "user", "content": f"river {turn} lamp seven blue station " * 3}
         messages = [asked] if turn else [SYSTEM, asked]
         done = worker.turn("s", messages, max_tokens=12, remembered=remembered)
         text = [*said, *done.token_ids[: done.prompt_tokens]]
-        # Pending tokens come with the message.
-        behind = (rows or len(said)) + done.remembered.behind
+        behind = len(said) + done.remembered.behind
         assert answer_of(done) == go_on([*text[:behind], *seen, *text[behind:]], 12), turn
         assert done.remembered.passages == len(remembered)
         assert done.remembered.tokens == len(seen)
         assert turn or 0 < done.remembered.behind < done.prompt_tokens - 20
         said += done.token_ids
-        state = worker.scheduler.settle(pb.SettleRequest(session="s", epoch=1)).result(600).state
-        rows = state.length
-        assert rows + len(state.pending) == len(said)
+        assert done.state.length + len(done.state.pending) == len(said)
     worker.check()
     prefilled: int = done.remembered.prefilled_tokens
     return prefilled
