@@ -69,18 +69,16 @@ def prefill(
     Yields a write to wait for when the store falls behind, else None. A layer holds at most as many rows
     as the budget and a block. With `keep_distribution`, the result has the next-token distribution at
     every recorded token. `on_prompt_end` is called once the tokens before the first recorded one are
-    appended: at the first token's logits, if there were no recorded text. `on_block` is called with the
-    tokens of each block.
+    appended, `on_block` with the tokens of each block.
 
     Where an answer follows (`answers`), the last tokens of the prompt are steps of their own, which
     retrieve as the answer's will (`Retrieval.prompt_tokens`), unless blocks attend to every row. With
     `keep_distribution` recorded text is appended in steps, where decoding attends to other rows than
     blocks do. `before_step` runs before each, with the number of recorded tokens that are appended
     already, negative in the prompt. source: of the stored rows, the engine's store unless given. `score`
-    is called block by block with the logits at all tokens but the last, `[t, vocabulary]`, and the
-    tokens that follow. `beginning`: first tokens that other sessions may begin with, where recurrent
-    states are stored. `cuts`: numbers of tokens that blocks end at, in a replay. `splice`: rows of other sessions,
-    between those of the tokens.
+    is called with the logits of each block and the tokens that follow. `beginning`: first tokens that
+    other sessions may begin with, where recurrent states are stored. `cuts`: numbers of tokens that blocks
+    end at, in a replay. `splice`: rows of other sessions, between those of the tokens.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
@@ -89,8 +87,8 @@ def prefill(
     decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
     most = len(token_ids) - decoded if splice is None else splice.before
     ends = _find_boundaries(engine, resident, (beginning, most))
-    logits = torch.empty(0)
     cuts = (*ends, *_find_cuts(engine, resident.session, len(token_ids), splice), *cuts)
+    logits = torch.empty(0)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded, cuts):
         wanted = _find_wanted(block, recorded) if keep_distribution else []
         if splice is not None and block.start == splice.before:
@@ -103,8 +101,7 @@ def prefill(
         if block.start < prompt <= block.stop:
             on_prompt_end()
         if score is not None:
-            after = token_ids[block.start + 1 : block.stop + 1]
-            score(block_logits[: len(after)], after)
+            _score_block(score, block, block_logits, token_ids)
         if wanted:
             expected.append(block_logits[wanted].log_softmax(-1).cpu())
         logits = block_logits[-1]
@@ -113,6 +110,17 @@ def prefill(
         yield engine.store_io.backlog(resident.session)
     distribution = _join_distribution(token_ids, recorded, expected)
     return PrefillResult(logits, distribution, len(token_ids), stepped)
+
+
+def _score_block(
+    score: Callable[[Tensor, Sequence[int]], None],
+    block: _Block,
+    logits: Tensor,
+    token_ids: Sequence[int],
+) -> None:
+    """Score the tokens that follow a block's by its logits, `[t, vocabulary]`; none follows the last."""
+    after = token_ids[block.start + 1 : block.stop + 1]
+    score(logits[: len(after)], after)
 
 
 def _find_cuts(

@@ -82,6 +82,13 @@ Research = Annotated[
     ),
 ]
 
+MemoryName = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of a memory: a new session knows what other sessions with this name have said."
+    ),
+]
+
 
 def chat_command(
     url: Url = None,
@@ -93,12 +100,7 @@ def chat_command(
     ] = None,
     recall: Recall = None,
     research: Research = None,
-    remember: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of a memory: a new session knows what other sessions with this name have said."
-        ),
-    ] = None,
+    remember: MemoryName = None,
     system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
