@@ -24,7 +24,7 @@ SUITE = "bookworm"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 SERVICE_PACKAGES = ("redis-server", "prometheus", "prometheus-alertmanager", "wget")
 # Also what builds our own packages; the extras of all images that compose builds.
-EXTRAS = ("gateway", "otel", "worker", "torch")
+EXTRAS = ("gateway", "otel", "s3", "worker", "torch")
 BUILD_TOOLS = ("setuptools>=77", "wheel", "pip")
 # Users and folders as in the images of Redis and Prometheus, and Redis without the protected mode that it
 # is built without in its image: clients in other containers reach it without a password.
