@@ -66,19 +66,17 @@ def prefill(
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
-    Yields a write to wait for when the store falls behind, else None. A layer holds at most as many rows
-    as the budget and a block. With `keep_distribution`, the result has the next-token distribution at
-    every recorded token. `on_prompt_end` is called once the tokens before the first recorded one are
-    appended, `on_block` with the tokens of each block.
-
-    Where an answer follows (`answers`), the last tokens of the prompt are steps of their own, which
-    retrieve as the answer's will (`Retrieval.prompt_tokens`), unless blocks attend to every row. With
-    `keep_distribution` recorded text is appended in steps, where decoding attends to other rows than
-    blocks do. `before_step` runs before each, with the number of recorded tokens that are appended
-    already, negative in the prompt. source: of the stored rows, the engine's store unless given. `score`
-    is called with the logits of each block and the tokens that follow. `beginning`: first tokens that
-    other sessions may begin with, where recurrent states are stored. `cuts`: numbers of tokens that blocks
-    end at, in a replay. `splice`: rows of other sessions, between those of the tokens.
+    Yields a write to wait for when the store falls behind, else None. A layer holds at most as many rows as the
+    budget and a block. With `keep_distribution`, the result has the next-token distribution at every recorded
+    token. `on_prompt_end` is called once the tokens before the first recorded one are appended, `on_block` with
+    the tokens of each block. Where an answer follows (`answers`), the last tokens of the prompt are steps of
+    their own, which retrieve as the answer's will (`Retrieval.prompt_tokens`), unless blocks attend to every
+    row. With `keep_distribution` recorded text is appended in steps, where decoding attends to other rows than
+    blocks do. `before_step` runs before each, with the number of recorded tokens that are appended already,
+    negative in the prompt. source: of the stored rows, the engine's store unless given. `score` is called with
+    the logits of each block and the tokens that follow. `beginning`: first tokens that other sessions may begin
+    with, where recurrent states are stored. `cuts`: numbers of tokens that blocks end at, in a replay.
+    `splice`: rows of other sessions, between those of the tokens.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
@@ -108,8 +106,8 @@ def prefill(
         if not block.decodes:
             _end_block(engine, resident, block, ends)
         yield engine.store_io.backlog(resident.session)
-    distribution = _join_distribution(token_ids, recorded, expected)
-    return PrefillResult(logits, distribution, len(token_ids), stepped)
+    joined = _join_distribution(token_ids, recorded, expected)
+    return PrefillResult(logits, joined, len(token_ids), stepped)
 
 
 def _score_block(
