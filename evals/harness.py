@@ -7,13 +7,13 @@ Processes run side by side instead.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -38,7 +38,6 @@ from workers.scheduler.scheduler import Scheduler
 
 # An OpenAI-style message.
 Message = Mapping[str, Any]
-T = TypeVar("T")
 MAX_REPLY_TOKENS = 32
 # Tokens that a question and its answer may take beside a history that is not evicted.
 TURN_TOKENS = 256
@@ -307,24 +306,14 @@ def split_exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
     Messages before the first user message lead the first group.
     """
-    return _group_exchanges(messages, lambda message: message["role"])
-
-
-def split_utterances(utterances: Sequence[Utterance]) -> list[list[Utterance]]:
-    """Utterances of a session's log, grouped as `split_exchanges`."""
-    return _group_exchanges(utterances, lambda utterance: utterance.side)
-
-
-def _group_exchanges(said: Sequence[T], get_role: Callable[[T], str]) -> list[list[T]]:
-    groups: list[list[T]] = []
+    groups: list[list[Message]] = []
     answered = False
-    for each in said:
-        role = get_role(each)
-        if not groups or (role == "user" and answered):
+    for message in messages:
+        if not groups or (message["role"] == "user" and answered):
             groups.append([])
             answered = False
-        groups[-1].append(each)
-        answered = answered or role == "assistant"
+        groups[-1].append(message)
+        answered = answered or message["role"] == "assistant"
     return groups
 
 

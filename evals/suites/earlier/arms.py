@@ -14,7 +14,7 @@ from evals.harness import Message, Session, Setup
 from evals.suites.earlier.cases import Case
 from evals.suites.earlier.remembered_chunks import RememberedChunks
 from kvrecall.domain.page_ids import ID_BYTES
-from kvrecall.domain.passages import PASSAGES_PER_TURN
+from kvrecall.domain.passages import PASSAGES_PER_TURN, split_exchanges
 from kvrecall.domain.utterances import Utterance
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.scheduler.scheduler import Scheduler
@@ -133,9 +133,7 @@ def _retrieve_text(
 def _recall_passages(sessions: Sequence[Session]) -> Callable[[str], list[pb.Passage]]:
     """Recall the exchanges of sessions that are nearest to a question, the nearest last."""
     passages = [
-        (session, said)
-        for session in sessions
-        for said in harness.split_utterances(session.utterances)
+        (session, said) for session in sessions for said in split_exchanges(session.utterances)
     ]
     find = _find_nearest([" ".join(each.text for each in said) for _, said in passages])
     tokens = sessions[0].scheduler.engine.store.layout.page_tokens
