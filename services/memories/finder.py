@@ -51,22 +51,24 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class _Log:
-    """A session's page ids, joined, and all tokens that its turns appended; `turns` if some rewrote it."""
+    """A session's page ids, joined, and all tokens that its turns appended."""
 
     page_ids: bytes
     token_ids: tuple[int, ...]
-    turns: Sequence[Turn]
 
     def get_tokens(self, each: _Candidate) -> Sequence[int]:
         """Get the tokens that the log has where a passage is."""
         return self.token_ids[each.start : each.stop]
 
-    def cut(self, each: _Candidate, page_tokens: int) -> pb.Passage | None:
-        """Cut a passage; None for one that was rewritten since: it is no longer said as its tokens were."""
+    def cut(self, each: _Candidate, turns: Sequence[Turn], page_tokens: int) -> pb.Passage | None:
+        """Cut a passage; None for one that was rewritten since: it is no longer said as its tokens were.
+
+        turns: all, if some of them have rewritten the log.
+        """
         start, stop = each.start, each.stop
         token_ids = self.get_tokens(each)
-        if self.turns:
-            start, stop = locate(self.turns, start, stop)
+        if turns:
+            start, stop = locate(turns, start, stop)
         if stop - start != len(token_ids):
             return None
         first, last = start // page_tokens, -(-stop // page_tokens)
@@ -165,6 +167,7 @@ class MemoryFinder:
         found: list[tuple[pb.Passage, str]] = []
         own = await self._read_log(session)
         logs = {session.id: own}
+        turns: dict[str, Sequence[Turn]] = {}
         seen = set[tuple[int, Sequence[int]]]()
         for each in ranked:
             name = each.session.id
@@ -176,7 +179,9 @@ class MemoryFinder:
             if said in seen or (log is not own and own.get_tokens(each) == said[1]):
                 continue
             seen.add(said)
-            passage = log.cut(each, page_tokens)
+            if each.session.memory.dropped_tokens and name not in turns:
+                turns[name] = await self._read_turns(name)
+            passage = log.cut(each, turns.get(name, ()), page_tokens)
             if passage is not None:
                 found.append((passage, name))
             if len(found) == PASSAGES_PER_TURN:
@@ -184,15 +189,16 @@ class MemoryFinder:
         return found
 
     async def _read_log(self, session: Session) -> _Log:
-        """Read a session's log, with its turns if some of them have rewritten it. Raises UnknownSession."""
+        """Read a session's log. Raises UnknownSession."""
         page_ids = await self._catalog.sessions.get_page_ids(session.id)
-        token_ids = await self._catalog.turns.get_token_ids(session.id)
+        return _Log(page_ids, await self._catalog.turns.get_token_ids(session.id))
+
+    async def _read_turns(self, session: str) -> Sequence[Turn]:
+        """Read all turns of a session."""
         turns: list[Turn] = []
-        while session.memory.dropped_tokens and (
-            more := await self._catalog.turns.get_after(session.id, len(turns), _TURNS_PER_READ)
-        ):
+        while more := await self._catalog.turns.get_after(session, len(turns), _TURNS_PER_READ):
             turns += more
-        return _Log(page_ids, token_ids, turns)
+        return turns
 
 
 def _find_question(messages: Sequence[Message]) -> str:

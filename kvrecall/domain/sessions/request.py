@@ -184,12 +184,11 @@ def _repair_rows(
 
 def _check_memory(request: CreateSession, method: MethodInfo) -> str:
     """Return the name of the session's memory; empty: none. Raises BadSettings."""
-    if request.remember and (method.name == FULL_CACHE or not _retrieves(request, method)):
-        raise BadSettings(
-            "remember",
-            f"a session of method {method.name!r} remembers no other one: its answers find no rows. Leave "
-            "remember out, or take recall",
+    if request.remember and not (method.name == RECALL and _retrieves(request, method)):
+        message = (
+            f"a session of method {method.name!r} has no memory; leave remember out, or take recall"
         )
+        raise BadSettings("remember", message)
     return request.remember
 
 

@@ -131,5 +131,5 @@ async def test_no_turn_fails_because_nothing_could_be_found(
 
 
 async def test_only_a_session_that_recalls_has_a_memory(harness) -> None:
-    with pytest.raises(BadSettings, match="remembers no other one"):
+    with pytest.raises(BadSettings, match="has no memory"):
         await harness.service.create(CreateSession(method="full", remember="ann"))
