@@ -45,7 +45,7 @@ def log_event(event: ServiceEvent) -> None:
         case RepairFailed():
             log.warning("repair failed", **vars(event))
         case EpisodesFailed():
-            log.warning("episode maintenance failed", **vars(event))
+            log.warning("episodes or memory failed", **vars(event))
         case PagesRebuilt():
             log.warning("missing pages recomputed", **vars(event))
         case TurnRetried():

@@ -329,7 +329,7 @@ class TurnRetrieval:
 
 @dataclass(frozen=True)
 class TurnRemembered:
-    """What a turn saw of other sessions with its memory.
+    """What a turn saw of its memory: of other sessions with its name, and of its own far exchanges.
 
     `passages` of these `sessions`, with so many `tokens`: of all but `prefilled_tokens` the rows that they
     had there.

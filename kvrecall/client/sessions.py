@@ -60,7 +60,7 @@ class SessionOptions(TypedDict, total=False):
     metadata: Mapping[str, str]
     # Rows are shared only with sessions of the same salt, say a random string for each end user.
     cache_salt: str | None
-    # Name of a memory: turns see what other sessions with this name have said.
+    # Name of a memory: turns see the nearest of what sessions with this name have said.
     remember: str | None
     research: ResearchOptions | None
 

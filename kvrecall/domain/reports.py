@@ -148,7 +148,7 @@ class RetrievalReport:
 
 @dataclass(frozen=True)
 class RememberedReport:
-    """What a turn saw of other sessions with its memory, behind the first `behind` tokens of its prompt.
+    """What a turn saw of its memory, behind the first `behind` tokens of its prompt.
 
     `passages` of `sessions`, with so many `tokens`: of all but `prefilled_tokens` the rows that they had
     there.
@@ -180,7 +180,7 @@ class TurnOutcome:
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token. `prefill` is
     of a turn with sparse blocks, `retrieval` of one with steps that retrieved, `remembered` of one
-    that was given passages of other sessions. `opening` is what
+    that was given passages of a memory. `opening` is what
     the client began the message with. `rewrite` is of the tokens before the turn's own. `request_id`
     and `trace_id` are of the request that ran it, empty where there is none.
     """

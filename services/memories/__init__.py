@@ -1,1 +1,1 @@
-"""Memories: what sessions of one name have said, brought back in the turns of the others."""
+"""Memories: what sessions of one name have said, brought back in their turns."""

@@ -89,7 +89,7 @@ class CreateSessionBody(Body):
     remember: MemoryName | None = Field(
         default=None,
         description="Name of a memory, such as one for each end user. Each turn sees the rows of the five "
-        "exchanges nearest to the user's message that other sessions with this name have had. null: none.",
+        "exchanges nearest to the user's message, of all sessions with this name. null: none.",
     )
     research: ResearchBody | None = Field(
         default=None,

@@ -85,7 +85,7 @@ Research = Annotated[
 MemoryName = Annotated[
     str | None,
     typer.Option(
-        help="Name of a memory: a new session knows what other sessions with this name have said."
+        help="Name of a memory: a new session knows what all sessions with this name have said."
     ),
 ]
 

@@ -42,8 +42,8 @@ def memory_line(turn: Turn, seconds: float) -> str:
     elif turn.retrieval is not None and turn.retrieval.steps:
         shown.append(f"{turn.retrieval.rows} rows retrieved in {turn.retrieval.steps} steps")
     if turn.remembered is not None:
-        others = len(turn.remembered.sessions)
-        shown.append(f"{turn.remembered.tokens} tokens of {others} other sessions remembered")
+        sessions = len(turn.remembered.sessions)
+        shown.append(f"{turn.remembered.tokens} tokens of {sessions} sessions remembered")
     if turn.episode is not None:
         shown.append(_episode_text(turn.episode))
     return " · ".join(shown)

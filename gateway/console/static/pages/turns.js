@@ -107,7 +107,7 @@ function Costs({ turn }) {
     turn.episode && `episode ${turn.episode.episode} (similarity ${turn.episode.similarity.toFixed(2)})`,
     turn.reselections && `${plural(turn.reselections.count, 're-selection')}, ${plural(turn.reselections.rows_in, 'row')} brought back`,
     turn.retrieval && `${plural(turn.retrieval.rows, 'row')} retrieved in ${plural(turn.retrieval.steps, 'step')}`,
-    turn.remembered && `${plural(turn.remembered.tokens, 'token')} of ${plural(turn.remembered.sessions.length, 'other session')} remembered`,
+    turn.remembered && `${plural(turn.remembered.tokens, 'token')} of ${plural(turn.remembered.sessions.length, 'session')} remembered`,
     turn.memory.repair.repairs > 0 && `${plural(turn.memory.repair.repairs, 'repair')} before it, ${plural(turn.memory.repair.promoted, 'token')} brought back`,
   ].filter(Boolean);
   return html`

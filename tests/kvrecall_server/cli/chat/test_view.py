@@ -39,7 +39,7 @@ def test_the_line_after_a_turn_has_rows_bytes_and_seconds() -> None:
     retrieves = replace(TURN, retrieval=TurnRetrieval(12, 640, 0.1, refused=False))
     assert memory_line(retrieves, 1.5) == f"{held} · 640 rows retrieved in 12 steps"
     remembers = replace(TURN, remembered=TurnRemembered(5, 320, 0, ("s_1", "s_2")))
-    assert memory_line(remembers, 1.5) == f"{held} · 320 tokens of 2 other sessions remembered"
+    assert memory_line(remembers, 1.5) == f"{held} · 320 tokens of 2 sessions remembered"
     refused = replace(TURN, retrieval=TurnRetrieval(0, 0, 0.0, refused=True))
     assert memory_line(refused, 1.5).endswith("the answer saw active rows alone")
 
