@@ -17,6 +17,7 @@ FLAGS = [
     "-pthread",
     "-g0",
 ]
+HEADERS = ("codes", "descent", "draw", "head", "rows", "search", "vectors")
 LEVELS: dict[str, list[str]] = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["avx2"] = ["-mavx2", "-mfma"]
@@ -27,7 +28,7 @@ setup(
         Extension(
             f"workers.native.attend_{level}",
             ["workers/native/attend.cpp", "workers/native/decode.cpp"],
-            depends=["workers/native/head.h", "workers/native/vectors.h"],
+            depends=[f"workers/native/{name}.h" for name in HEADERS],
             extra_compile_args=[*FLAGS, *flags],
             extra_link_args=["-pthread"],
             language="c++",

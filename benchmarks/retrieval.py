@@ -1,7 +1,7 @@
 """Time of decoding steps with retrieval over made-up rows, beside full attention.
 
-`python -m benchmarks retrieval` measures one layer in the shapes of models: the scan over every row by
-native code and by torch, the descent (`summaries`) and the DCI-tree, each with its parts; `--gpu`
+`python -m benchmarks retrieval` measures one layer in the shapes of models: the scan over every row and the descent
+(`summaries`), by native code and by torch, and the DCI-tree, each with its parts; `--gpu`
 attends on a GPU, with the rows on the host, and runs the kernels of `workers/kernels/` over codes on the GPU and rows
 in either place. Keys have a few directions of much variance, as a model's have; a
 query is a noisy key of the last ones. `--of steps` measures whole steps of a model on a CPU, of one session and
@@ -43,7 +43,7 @@ CPU_ROWS = (8192, 16_384, 32_768, 65_536, 262_144)
 GPU_ROWS = (8192, 32_768, 131_072)
 INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
 QUANTIZED: tuple[Quantization, ...] = ("int8", "int4")
-NATIVE = "exact, native"
+NATIVE = {"exact": "exact, native", "summaries": "summaries, native"}
 KERNELS = ("kernels, rows on the host", "kernels, rows on the GPU")
 
 
@@ -140,9 +140,9 @@ def time_step(n: int, shape: str, plan: Plan) -> Iterator[Row]:
         stored = build_copy(layout, settings, [(keys[0], values[0])], native)
         retriever = Retriever(stored, settings, plan.budget * 3 // 4)
         arms |= retrieval_arms(index, retriever, queries, asked, rows)
-        if index == "exact" and native is not None and not plan.gpu:
+        if index in NATIVE and native is not None and not plan.gpu:
             step = RetrievalStep([retriever], Transfers(device), native)
-            arms[NATIVE] = partial(step.attend, 0, asked, rows, None, Logits(dim**-0.5))
+            arms[NATIVE[index]] = partial(step.attend, 0, asked, rows, None, Logits(dim**-0.5))
         if index == "exact" and plan.gpu:
             arms |= kernel_arms(retriever, asked, rows)
     times = {name: list[float]() for name in arms}
@@ -154,7 +154,7 @@ def time_step(n: int, shape: str, plan: Plan) -> Iterator[Row]:
     condition = f"{n} rows, budget {plan.budget}, {shape}"
     for name, found in times.items():
         yield speed_row(condition, name, "seconds", found)
-    for name in (*INDEXES, NATIVE, *KERNELS):
+    for name in (*INDEXES, *NATIVE.values(), *KERNELS):
         if name in times:
             pairs = zip(times["full attention"], times[name], strict=True)
             yield speed_row(

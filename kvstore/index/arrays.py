@@ -7,6 +7,21 @@ from torch import Tensor
 _GROWTH = 1 / 32
 
 
+def reserve_behind(part: Tensor, end: int, needed: int, granule: int = 1) -> Tensor:
+    """Return `part` `[n_kv_heads, n, ...]` if it has room for `needed`, else a longer copy of its first `end`.
+
+    granule: n is a multiple of it.
+    """
+    if needed <= part.shape[1]:
+        return part
+    # The first piece of an array may be all of it.
+    length = needed if end == 0 else needed + int(_GROWTH * needed)
+    length = -(-length // granule) * granule
+    longer = part.new_empty(len(part), length, *part.shape[2:])
+    longer[:, :end] = part[:, :end]
+    return longer
+
+
 def append_behind(part: Tensor | None, end: int, added: Tensor, granule: int = 1) -> Tensor:
     """Write behind the first `end` of `part` `[n_kv_heads, n, ...]`, in a longer copy if need be.
 
@@ -15,13 +30,7 @@ def append_behind(part: Tensor | None, end: int, added: Tensor, granule: int = 1
     if part is None:
         part = added.new_empty(len(added), 0, *added.shape[2:])
     needed = end + added.shape[1]
-    if needed > part.shape[1]:
-        # The first piece of an array may be all of it.
-        length = needed if end == 0 else needed + int(_GROWTH * needed)
-        length = -(-length // granule) * granule
-        longer = part.new_empty(len(part), length, *part.shape[2:])
-        longer[:, :end] = part[:, :end]
-        part = longer
+    part = reserve_behind(part, end, needed, granule)
     part[:, end:needed] = added
     return part
 

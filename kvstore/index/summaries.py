@@ -5,15 +5,20 @@ keys themselves are level 0. So nothing is clustered, and what there is follows 
 not from the pieces in which they arrived.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from kvstore.errors import RowRangeError
 from kvstore.format.page import PageLayout
-from kvstore.index.arrays import append_behind, gather_runs, grown_bytes
+from kvstore.index.arrays import append_behind, gather_runs, grown_bytes, reserve_behind
 
 FANOUT = 8
 """Nodes of one level that a node of the next has."""
+
+Fill = Callable[[Tensor, int, int], None]
+"""Code that makes nodes of rows: of memory as `KeySummaries.describe` says, rows that have theirs, and all rows."""
 
 # Nodes that are made at once: their members fit into a processor's cache.
 _AT_ONCE = 128
@@ -89,6 +94,18 @@ class KeySummaries:
                 self._append(level, first, _summarise(members, is_row=level == 1))
             level += 1
 
+    def extend_by(self, fill: Fill, layout: PageLayout, rows: int) -> None:
+        """Summarise the rows from position `rows` on, to this one, by other code, which has the keys."""
+        before, self._heads, self._rows = self._rows, layout.n_kv_heads, rows
+        level = 1
+        while (count := self.count(level)) > 0:
+            if level > len(self._levels):
+                self._levels.append(torch.empty(layout.n_kv_heads, 0, 2 * layout.head_dim))
+            end, part = before // FANOUT**level, self._levels[level - 1]
+            self._levels[level - 1] = reserve_behind(part, end, count, FANOUT)
+            level += 1
+        fill(self.describe(), before, rows)
+
     def truncate(self, rows: int) -> None:
         """Forget the rows from position `rows` on."""
         self._rows = min(self._rows, max(0, rows))
@@ -102,6 +119,14 @@ class KeySummaries:
         """
         rows = self._levels[level - 1]
         return rows[:, : self.count(level)] if runs is None else gather_runs(rows, runs, FANOUT)
+
+    def describe(self) -> Tensor:
+        """Say where each level's nodes are, from 1 on, until they are extended.
+
+        Returns their addresses, and how many numbers a head has there, int64 `[levels, 2]`.
+        """
+        places = [(each.data_ptr(), each.stride(0)) for each in self._levels]
+        return torch.tensor(places, dtype=torch.int64).view(-1, 2)
 
     def _append(self, level: int, end: int, added: Tensor) -> None:
         part = self._levels[level - 1] if level <= len(self._levels) else None

@@ -26,6 +26,7 @@ from workers.retrieval.weights import weigh_code_runs, weigh_codes
 
 CPU = Transfers(torch.device("cpu"))
 LAYERS = 3
+EXACT = Retrieval(index="exact")
 # Priorities and weights that float32 cannot tell apart, after a softmax that was summed in another order.
 NEAR, NOTHING = 1e-5, 1e-30
 
@@ -35,7 +36,7 @@ class Shape:
     """Shape of a layer's step.
 
     sessions: rows and retrieved rows of each, None without retrieval. chunks: of the model's positions, which
-    sessions of as many rows as its window are behind; None: none is.
+    sessions of as many rows as its window are behind; None: none is. search: how rows are found.
     """
 
     sessions: Sequence[tuple[int, int] | None]
@@ -49,6 +50,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     seed: int = 0
     chunks: Chunks | None = None
+    search: Retrieval = EXACT
 
 
 @st.composite
@@ -153,11 +155,10 @@ def make(shape: Shape, dtype: torch.dtype | None = None) -> Made:
             mask[index, :, :, end:] = -torch.inf
         retrievers.append(None)
         if session is not None:
-            settings = Retrieval(index="exact")
             layout = PageLayout(LAYERS, heads, shape.dim, keys.dtype, "made up")
             layers = [(numbers(heads, length, shape.dim),) * 2 for _ in range(LAYERS)]
-            copy = build_copy(layout, settings, layers)
-            retrievers[-1] = Retriever(copy, settings, session[1])
+            copy = build_copy(layout, shape.search, layers)
+            retrievers[-1] = Retriever(copy, shape.search, session[1])
     return Made(shape, queries, (keys, values, positions), mask, retrievers)
 
 

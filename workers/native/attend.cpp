@@ -24,6 +24,15 @@ struct Encode {
   uint8_t* codes;          // [layers, heads, padded page_rows / 8, quads, 8, 4]; all 0
 };
 
+// Keys of a layer that are summarised, as `Summarise` of summarise.py: `KeySummaries` of kvstore/index/summaries.py.
+struct Summarise {
+  const char* const* pages;  // as those of `Searched`
+  int64_t keys;              // as that of `Searched`
+  int64_t page_rows, heads, dim;
+  const int64_t* levels;  // as `summaries` of `Searched`, of this layer
+  int64_t before, rows;   // rows whose nodes are there, and all
+};
+
 // Numbers of all sessions and heads, as `Heads` of heads.py; those of one head lie one after the other.
 struct Heads {
   const void* data;
@@ -77,18 +86,15 @@ void attend_one(const Call& call, int64_t session, int64_t head, float* scratch)
   float* sums = queries + numbers;
   const T* asked = call.queries.at<T>(session, head);
   for (int64_t i = 0; i < numbers; ++i) queries[i] = widen(asked[i]) * call.scale;
-  const float* ranks = nullptr;
-  if (stored.rows) {
-    const int64_t rotation = (find_newest(call, session) + call.rotation) % call.rotations;
-    ranks = stored.ranks + rotation + (call.first_head + head) * (call.rotations / call.all_heads);
-  }
   const Head<T> one{
       call.keys.at<T>(session, head),
       call.values.at<T>(session, head),
       call.positions.at<int32_t>(session, head),
       call.mask.data ? call.mask.at<float>(session, head) : nullptr,
       &stored,
-      ranks,
+      stored.ranks + (call.first_head + head) * (call.rotations / call.all_heads),
+      stored.rows ? find_newest(call, session) + call.rotation : 0,
+      call.rotations,
       head,
       call.active,
       call.group,
@@ -126,6 +132,13 @@ void attend(const Call& call) {
   }
   work(0);
   for (std::thread& helper : helpers) helper.join();
+}
+
+int64_t count_scratch(const Call& call) {
+  int64_t most = 0;
+  for (int64_t session = 0; session < call.sessions; ++session)
+    most = std::max(most, count_scratch(call.active, call.most, call.stored[session], call.group, call.dim));
+  return padded(2 * call.group * call.dim + most);
 }
 
 void gather(const Gather& call) {
@@ -180,15 +193,62 @@ void encode(const Encode& call) {
   }
 }
 
+// Mean and variance of 8 rows, or nodes that have variances of their own, behind their means.
+template <bool nodes, typename T>
+INLINE void summarise(const T* const members[8], int64_t dim, float* node) {
+  for (int64_t c = 0; c < dim; ++c) {
+    float total = 0, square = 0, within = 0;
+    for (int i = 0; i < 8; ++i) total += widen(members[i][c]);
+    const float mean = total / 8;
+    for (int i = 0; i < 8; ++i) {
+      const float off = widen(members[i][c]) - mean;
+      square += off * off;
+      if (nodes) within += widen(members[i][dim + c]);
+    }
+    node[c] = mean;
+    node[dim + c] = square / 8 + within / 8;
+  }
+}
+
+template <typename T>
+void summarise(const Summarise& call) {
+  const int64_t numbers = 2 * call.dim;
+  for (int64_t level = 1; call.rows >> FANOUT_BITS * level; ++level) {
+    const int64_t* of = call.levels + (level - 1) * 2;
+    const int64_t end = call.rows >> FANOUT_BITS * level;
+    for (int64_t head = 0; head < call.heads; ++head) {
+      const float* below = level > 1 ? (const float*)of[-2] + head * of[-1] : nullptr;
+      for (int64_t node = call.before >> FANOUT_BITS * level; node < end; ++node) {
+        float* const made = (float*)of[0] + head * of[1] + node * numbers;
+        const float* nodes[8];
+        const T* rows[8];
+        for (int64_t i = 0; i < 8; ++i) {
+          const int64_t at = node * 8 + i;
+          if (level > 1) nodes[i] = below + at * numbers;
+          else rows[i] = (const T*)(call.pages[at / call.page_rows] + call.keys) +
+                         (head * call.page_rows + at % call.page_rows) * call.dim;
+        }
+        if (level > 1) summarise<true>(nodes, call.dim, made);
+        else summarise<false>(rows, call.dim, made);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
+// Numbers that each thread needs in `scratch`.
+__attribute__((visibility("default"))) int64_t attend_scratch(const Call* call) { return count_scratch(*call); }
 __attribute__((visibility("default"))) void attend_float32(const Call* call) { attend<float>(*call); }
 __attribute__((visibility("default"))) void attend_bfloat16(const Call* call) { attend<uint16_t>(*call); }
 // By which a program finds that this was built from other sources than its own.
 __attribute__((visibility("default"))) int64_t argument_bytes() {
-  return sizeof(Call) + 1000 * sizeof(Searched) + 1000000 * sizeof(Gather) + 1000000000 * int64_t(sizeof(Encode));
+  return sizeof(Call) + 1000 * sizeof(Searched) + 1000000 * sizeof(Gather) + 1000000000 * int64_t(sizeof(Encode)) +
+         1000000000000 * int64_t(sizeof(Summarise));
 }
+__attribute__((visibility("default"))) void summarise_float32(const Summarise* call) { summarise<float>(*call); }
+__attribute__((visibility("default"))) void summarise_bfloat16(const Summarise* call) { summarise<uint16_t>(*call); }
 __attribute__((visibility("default"))) void encode_float32(const Encode* call) { encode<float>(*call); }
 __attribute__((visibility("default"))) void encode_bfloat16(const Encode* call) { encode<uint16_t>(*call); }
 __attribute__((visibility("default"))) void gather_rows(const Gather* call) { gather(*call); }

@@ -17,14 +17,13 @@ from workers.native.heads import Heads
 from workers.native.library import open_library
 from workers.native.searched import Searched
 from workers.native.searched_rows import SearchedRows
+from workers.native.summarise import Summarise
 from workers.parallel.alone import Alone
 from workers.parallel.group import Group
 from workers.positions.seen_rows import SeenRows
 
 # Numbers of searched keys that are worth a thread: starting one takes as long as scoring so many.
 _NUMBERS_PER_THREAD = 1 << 18
-# Arrays of floats end at a multiple of it: the vectors of vectors.h.
-_LANES = 8
 
 
 class NativeAttention:
@@ -61,6 +60,16 @@ class NativeAttention:
         for encode in self._encode.values():
             encode.argtypes = [ctypes.POINTER(Encode)]
             encode.restype = None
+        self._summarise = {
+            torch.float32: library.summarise_float32,
+            torch.bfloat16: library.summarise_bfloat16,
+        }
+        for summarise in self._summarise.values():
+            summarise.argtypes = [ctypes.POINTER(Summarise)]
+            summarise.restype = None
+        self._count_scratch = library.attend_scratch
+        self._count_scratch.argtypes = [ctypes.POINTER(Call)]
+        self._count_scratch.restype = ctypes.c_int64
         self._gather = library.gather_rows
         self._gather.argtypes = [ctypes.POINTER(Gather)]
         self._gather.restype = None
@@ -134,7 +143,7 @@ class NativeAttention:
         rotation: int,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """Draw rows of one session, without attention: `Retriever.search` of rows that are all scored.
+        """Draw rows of one session, without attention, as `Retriever.search`.
 
         queries: `[n_kv_heads, group, head_dim]`, on the host; active: int32 positions `[n_kv_heads, n]`.
         Returns positions, int64 `[n_kv_heads, r]`, -1 for none, and their bias, float32 of that shape.
@@ -181,6 +190,18 @@ class NativeAttention:
         )
         return encoded
 
+    def summarise_keys(
+        self, rows: PagedRows, layer: int, described: Tensor, before: int, length: int
+    ) -> None:
+        """Make the summaries of a layer's keys from row `before` to `length`: a `Fill` of `KeySummaries`."""
+        layout = rows.layout
+        self._summarise[layout.dtype](
+            Summarise(
+                *(rows.addresses.data_ptr(), find_parts(layout, layer)[0], layout.page_tokens),
+                *(layout.n_kv_heads, layout.head_dim, described.data_ptr(), before, length),
+            )
+        )
+
     def _call(
         self,
         queries: Tensor,
@@ -197,25 +218,25 @@ class NativeAttention:
         batch, heads, group, dim = queries.shape
         retrieving = [each for each in searched if each is not None]
         most = max(each.count for each in retrieving)
-        lengths = [each.rows.length for each in retrieving]
         drawn = torch.empty(batch, heads, 1 + most, dtype=torch.int32)
-        threads = _count_threads(batch * heads, heads * dim * sum(lengths))
-        size = _count_scratch(active, most, max(lengths), group, dim)
-        if len(self._scratch) < threads * size:
-            self._scratch = torch.empty(threads * size)
-        self._functions[queries.dtype](
-            Call(
-                *(Heads.of(queries), *parts),
-                (Searched * batch)(*map(describe_searched, searched, map(_get_seen, searched))),
-                *(rotation, self._rotations),
-                *(batch, heads, group, dim, active),
-                *(heads * self._processes.index, heads * self._processes.count),
-                *(None if each is None else each.data_ptr() for each in (out, counts, drawn)),
-                most,
-                *(self._scratch.data_ptr(), size, threads),
-                scale,
-            )
+        call = Call(
+            *(Heads.of(queries), *parts),
+            (Searched * batch)(*map(describe_searched, searched, map(_get_seen, searched))),
+            *(rotation, self._rotations),
+            *(batch, heads, group, dim, active),
+            *(heads * self._processes.index, heads * self._processes.count),
+            *(None if each is None else each.data_ptr() for each in (out, counts, drawn)),
+            most,
+            scale=scale,
         )
+        call.threads = _count_threads(
+            batch * heads, heads * dim * sum(each.scored for each in retrieving)
+        )
+        call.scratch_size = self._count_scratch(call)
+        if len(self._scratch) < call.threads * call.scratch_size:
+            self._scratch = torch.empty(call.threads * call.scratch_size)
+        call.scratch = self._scratch.data_ptr()
+        self._functions[queries.dtype](call)
         return drawn
 
 
@@ -241,13 +262,21 @@ def describe_searched(searched: SearchedRows | None, seen: SeenRows | None) -> S
 
 
 def _describe_rows(searched: SearchedRows) -> Searched:
-    rows = searched.rows
+    rows, summaries = searched.rows, searched.summaries
     keys, values = find_parts(rows.layout, searched.layer)
-    return Searched(
+    described = Searched(
         *(rows.addresses.data_ptr(), keys, values),
         *(searched.codes.data_ptr(), *find_codes(rows.layout, searched.layer)),
-        *(searched.ranks.data_ptr(), rows.layout.page_tokens, rows.length, searched.count),
+        ranks=searched.ranks.data_ptr(),
+        page_rows=rows.layout.page_tokens,
+        rows=rows.length,
+        count=searched.count,
     )
+    if summaries is not None:
+        described.summaries = summaries.described[searched.layer].data_ptr()
+        described.levels, described.top = summaries.described.shape[1], summaries.top
+        described.nodes, described.level_rotation = summaries.nodes, summaries.level_rotation
+    return described
 
 
 def _get_seen(searched: SearchedRows | None) -> SeenRows | None:
@@ -271,14 +300,3 @@ def find_codes(layout: PageLayout, layer: int) -> tuple[int, int]:
 def _count_threads(heads: int, numbers: int) -> int:
     """Threads that are worth their start for so many heads, and numbers of keys in all."""
     return max(1, min(torch.get_num_threads(), heads, numbers // _NUMBERS_PER_THREAD))
-
-
-def _count_scratch(active: int, most: int, longest: int, group: int, dim: int) -> int:
-    """Floats that one thread of `attend_head` needs."""
-    joint = _pad(active + most)
-    asked = _pad(group * (2 + -(-dim // 4)))
-    return 2 * group * dim + most + group * joint + (group + 2) * _pad(longest) + asked
-
-
-def _pad(n: int) -> int:
-    return -(-n // _LANES) * _LANES

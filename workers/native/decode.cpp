@@ -438,7 +438,7 @@ class Decode {
         for (int64_t h = 0; h < model.heads; ++h)
           longest = std::max(longest, step.lengths[(l * step.sessions + b) * model.heads + h]);
       const Searched& stored = step.stored[b];
-      head = std::max(head, count_scratch(longest + 1, stored.rows ? stored.count : 0, stored.rows, model.group,
+      head = std::max(head, count_scratch(longest + 1, stored.rows ? stored.count : 0, stored, model.group,
                                           model.dim));
     }
     const int64_t queries = padded(model.group * model.dim);
@@ -617,7 +617,7 @@ class Decode {
     stored.values += index * step_.layer_bytes;
     stored.scales += index * heads * padded(stored.page_rows) * int64_t(sizeof(float));
     stored.coded += index * heads * padded(stored.page_rows) * count_quads(dim) * 4;
-    const int64_t rotation = (step_.positions[session] + step_.layer_rotation * index) % step_.rotations;
+    stored.summaries += index * stored.levels * 2;
     const int64_t most = stored.rows ? stored.count : 0;
     const Head<T> one{
         (const T*)step_.keys + start * dim,
@@ -625,7 +625,9 @@ class Decode {
         step_.row_positions + start,
         nullptr,
         &stored,
-        stored.rows ? stored.ranks + rotation + head * (step_.rotations / heads) : nullptr,
+        stored.ranks + head * (step_.rotations / heads),
+        step_.positions[session] + step_.layer_rotation * index,
+        step_.rotations,
         head,
         length + 1,
         group,

@@ -152,8 +152,8 @@ class NativeDecoder:
 
     def _count_threads(self, active: int, searched: Sequence[SearchedRows | None]) -> int:
         """Threads that are worth their start; active: numbers of the active rows' keys."""
-        rows = sum(each.rows.length for each in searched if each is not None)
-        keys = rows * self._weights.n_kv_heads * self._dim * len(self._weights.layers)
+        scored = sum(each.scored for each in searched if each is not None)
+        keys = scored * self._weights.n_kv_heads * self._dim * len(self._weights.layers)
         worth = (self._numbers + active + keys) // _NUMBERS_PER_THREAD
         return max(1, min(torch.get_num_threads(), worth))
 

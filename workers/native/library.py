@@ -11,6 +11,7 @@ from workers.native.layer import Layer
 from workers.native.model import Model
 from workers.native.searched import Searched
 from workers.native.step import Step
+from workers.native.summarise import Summarise
 
 LEVELS = ("baseline", "avx2", "avx512")
 """Instructions that the code is compiled for, by setup.py, which has what each one is."""
@@ -52,7 +53,7 @@ def open_library(
 def _takes_arguments(library: ctypes.CDLL) -> bool:
     """True if a library was built with the arguments of this program's calls."""
     arguments = {
-        "argument_bytes": (Call, Searched, Gather, Encode),
+        "argument_bytes": (Call, Searched, Gather, Encode, Summarise),
         "decode_bytes": (Step, Model, Layer),
     }
     return all(

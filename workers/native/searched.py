@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class Searched(ctypes.Structure):
-    """Structure `Searched` of head.h; all zero for a session that retrieves nothing."""
+    """Structure `Searched` of rows.h; all zero for a session that retrieves nothing."""
 
     _fields_: ClassVar = [
         ("pages", ctypes.c_void_p),
@@ -14,6 +14,11 @@ class Searched(ctypes.Structure):
         ("codes", ctypes.c_void_p),
         ("scales", ctypes.c_int64),
         ("coded", ctypes.c_int64),
+        ("summaries", ctypes.c_void_p),
+        ("levels", ctypes.c_int64),
+        ("top", ctypes.c_int64),
+        ("nodes", ctypes.c_int64),
+        ("level_rotation", ctypes.c_int64),
         ("ranks", ctypes.c_void_p),
         ("page_rows", ctypes.c_int64),
         ("rows", ctypes.c_int64),

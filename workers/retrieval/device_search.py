@@ -55,14 +55,14 @@ class DeviceSearch:
 
         otherwise: the same pass by the host, for layers that kernels do not take.
         """
-        searched = [None if each is None else each.searched_rows(0) for each in retrievers]
         some = [each for each in retrievers if each is not None]
-        if sum(each is not None for each in searched) < len(some):
+        if not all(each.copy.is_coded for each in some):
             return None
         placed = self._codes.place([each.copy.codes for each in some])
         if placed is None:
             return None
         self._in_flight.begin([placed, *(tuple(each.copy.rows.pages) for each in some)])
+        searched = [None if each is None else each.searched_rows(0) for each in retrievers]
         addresses = iter(each.addresses for each in placed)
         on_device = [
             None if each is None else replace(each, codes=next(addresses)) for each in searched

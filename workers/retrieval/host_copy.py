@@ -1,6 +1,7 @@
 """A session's rows in host memory, and for retrieval codes of its keys, or an index over each layer's."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,15 +44,16 @@ class HostCopy:
         """
         self.layout = layout
         self.rows = PagedRows(layout)
-        encodes = native is not None and layout.dtype in native.dtypes
-        encode = native.encode_keys if native is not None and encodes else None
+        self._encodes = native is not None and layout.dtype in native.dtypes
+        encode = native.encode_keys if native is not None and self._encodes else None
         self.codes = KeyCodes(layout, shared_codes or SharedCodes(), encode)
         self.native = native
         self.taken = 0
         self._settings = settings
         self._ids: list[PageId | None] = []
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
-        self._searched_by_torch = settings is not None and not encodes
+        self._described: Tensor | None = None
+        self._searched_by_torch = settings is not None and not self._encodes
         self._joined = dict[int, tuple[Tensor, Tensor]]()
 
     @property
@@ -89,7 +91,7 @@ class HostCopy:
         return (
             self._settings is not None
             and self._draws
-            and create_index(self._settings, self.layout, length) is None
+            and create_index(self._settings, length) is None
         )
 
     def keep(self, ids: Sequence[PageId | None], length: int) -> None:
@@ -112,6 +114,7 @@ class HostCopy:
         They are searched from the next `index_rows` on.
         """
         self._joined.clear()
+        self._described = None
         self._ids.extend(ids)
         self.rows.append(pages, length)
         self.taken += len(pages)
@@ -130,23 +133,23 @@ class HostCopy:
         """Encode the keys, or index them, if the settings say so for so many rows; yields in between."""
         if self._settings is None:
             return
-        if create_index(self._settings, self.layout, self.rows.length) is None:
+        if create_index(self._settings, self.rows.length) is None:
             self._indexes = [None] * self.layout.n_layers
             if self.codes_keys(self.rows.length):
                 yield from self._encode()
             return
         for layer in range(len(self._indexes)):
-            index = self._indexes[layer] or create_index(
-                self._settings, self.layout, self.rows.length
-            )
+            index = self._indexes[layer] or create_index(self._settings, self.rows.length)
             assert index is not None, "of so many rows"
             if isinstance(index, KeySummaries):
-                start = index.needed_from
-                index.extend(self.rows.keys(layer, slice(start, None)), start)
+                self._summarise(index, layer)
             else:
                 index.extend(self.keys(layer))
             self._indexes[layer] = index
             yield None
+        summaries = [each for each in self._indexes if isinstance(each, KeySummaries)]
+        if summaries:
+            self._described = torch.stack([each.describe() for each in summaries])
 
     def keys(self, layer: int) -> Tensor:
         """Join a layer's keys, `[n_kv_heads, n, head_dim]`."""
@@ -220,9 +223,24 @@ class HostCopy:
         return index if isinstance(index, KeySummaries) else None
 
     @property
+    def described_summaries(self) -> Tensor | None:
+        """Where the summaries of all layers are, see `Summaries`; None if not all rows have some, or none are drawn."""
+        return self._described if self._draws else None
+
+    @property
     def _draws(self) -> bool:
         """True if rows are taken by chance: codes may stand for the keys, where all are scored."""
         return self._settings is not None and self._settings.choice == "sample"
+
+    def _summarise(self, summaries: KeySummaries, layer: int) -> None:
+        """Summarise the keys of a layer that are not yet."""
+        if self._encodes:
+            assert self.native is not None, "which encodes"
+            fill = partial(self.native.summarise_keys, self.rows, layer)
+            summaries.extend_by(fill, self.layout, self.rows.length)
+        else:
+            start = summaries.needed_from
+            summaries.extend(self.rows.keys(layer, slice(start, None)), start)
 
     def _encode(self) -> Iterator[None]:
         """Encode the keys of the pages that have no codes."""

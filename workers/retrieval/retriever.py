@@ -12,6 +12,7 @@ from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.cache.slot_pool import EMPTY
 from workers.native.searched_rows import SearchedRows
+from workers.native.summaries import Summaries
 from workers.parallel.alone import Alone
 from workers.parallel.group import Group
 from workers.positions.seen_rows import SeenRows
@@ -29,6 +30,7 @@ _LEVEL_STEP = 151
 _MOST_NODES = 4096
 # Rows that are drawn, by nodes that are: with 8 rows each, twice as many are scored at least.
 _ROWS_PER_NODE = 4
+_NO_CODES = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,12 +143,22 @@ class Retriever:
         return found
 
     def searched_rows(self, layer: int) -> SearchedRows | None:
-        """The rows of a layer, where a search scores each of them, and draws; None where it does not."""
-        if not self.copy.is_coded:
-            return None
+        """Rows of a layer as native code searches them; None where it does not: for the best, or by a tree."""
+        described, first = self.copy.described_summaries, self.copy.summaries(0)
         rows = self.copy.rows
         ranks = self._ranks.unrotated(rows.length)
-        return SearchedRows(rows, layer, self.copy.codes.addresses, ranks, self.count)
+        if self.copy.is_coded:
+            return SearchedRows(rows, layer, self.copy.codes.addresses, ranks, self.count)
+        if described is None or first is None:
+            return None
+        top = first.lowest_level(_MOST_NODES)
+        summaries = Summaries(described, top, self._most_nodes, _LEVEL_STEP)
+        return SearchedRows(rows, layer, _NO_CODES, ranks, self.count, summaries)
+
+    @property
+    def _most_nodes(self) -> int:
+        """Nodes of a level that a descent chooses at most."""
+        return max(self._settings.nodes, self.count // _ROWS_PER_NODE)
 
     def _draw(
         self, layer: int, queries: Tensor, active: Tensor, scale: float, seen: SeenRows | None
@@ -252,14 +264,13 @@ class Retriever:
         seen: SeenRows | None,
     ) -> _Candidates:
         """Descend from a level of the summaries of a layer to some of its rows."""
-        most = max(self._settings.nodes, self.count // _ROWS_PER_NODE)
 
         def choose(weights: Tensor, nodes: Tensor | None, at: int) -> tuple[Tensor, Tensor]:
             # The last run's missing nodes have numbers, too.
             numbers = summaries.count(at) + FANOUT
             ranks = self._ranks.rotated(len(weights), numbers, rotation + _LEVEL_STEP * at)
             ranks = ranks[:, : weights.shape[1]] if nodes is None else ranks.gather(1, nodes)
-            return self._select(weights, ranks, most)
+            return self._select(weights, ranks, self._most_nodes)
 
         runs = descend(summaries, asked, level, choose, seen)
         gather = partial(self.copy.gather_key_runs, layer)

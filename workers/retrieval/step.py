@@ -70,7 +70,7 @@ class RetrievalStep:
         `[B, n_kv_heads, n, head_dim]`, and their positions int32 `[B, n_kv_heads, n]`. mask: as
         `ForwardStep.mask`. Returns the shape of `queries`.
         """
-        native, searched = self._native, self._searched_rows(layer)
+        native, searched = self._native, self._search_rows(layer)
         if (
             native is None
             or searched is None
@@ -96,22 +96,22 @@ class RetrievalStep:
                 retriever.count_found(layer, sum(heads), seconds)
         return out
 
-    def _searched_rows(self, layer: int) -> list[SearchedRows | None] | None:
+    def _search_rows(self, layer: int) -> list[SearchedRows | None] | None:
         """Of each session the rows of a layer, None for one that retrieves nothing.
 
-        None in all if a session's search does not score all of its rows.
+        None in all if native code does not search a session's rows.
         """
         searched = [None if each is None else each.searched_rows(layer) for each in self.retrievers]
         pairs = zip(self.retrievers, searched, strict=True)
         return None if any(each is not None and rows is None for each, rows in pairs) else searched
 
     @cached_property
-    def whole_rows(self) -> list[SearchedRows | None] | None:
+    def searched_rows(self) -> list[SearchedRows | None] | None:
         """Of each session the rows of the first layer, None for one that retrieves nothing.
 
-        None in all if a session's search does not score all of its rows, in every layer alike.
+        None in all if native code does not search a session's rows, in every layer alike.
         """
-        return self._searched_rows(0)
+        return self._search_rows(0)
 
     def count(self, rows: Sequence[int], seconds: float) -> None:
         """Count what was found for each session in all layers together, and the time of all sessions."""

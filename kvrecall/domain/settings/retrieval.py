@@ -38,7 +38,7 @@ class RetrievalSettings:
         Field(
             description="exact: every stored row is scored; summaries: those that a descent through "
             "means and variances of the keys comes to; tree: those of a DCI-tree's best nodes, as in "
-            "the paper; auto: exact up to 33.5 million numbers of a layer's keys, then summaries."
+            "the paper; auto: exact up to 65,536 rows, then summaries."
         ),
     ] = "auto"
 
@@ -55,7 +55,7 @@ class Retrieval(RetrievalSettings):
     """
 
     prompt_tokens: int = 1
-    nodes: int = 192
+    nodes: int = 768
     scan: float = 0.1
 
     def rows(self, budget: int, floor: int) -> int:

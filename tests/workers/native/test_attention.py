@@ -136,7 +136,7 @@ def test_queries_of_single_heads_are_computed_however_they_lie(refusing: NativeA
     "settings",
     [
         Retrieval(index="exact", choice="best"),
-        Retrieval(index="summaries"),
+        Retrieval(index="summaries", choice="best"),
         Retrieval(index="tree"),
     ],
 )

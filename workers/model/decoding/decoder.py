@@ -39,7 +39,7 @@ class Decoder:
     def takes(self, step: ForwardStep) -> bool:
         """True for a pass that it computes: all others are torch's.
 
-        A pass of one token, of attention to active rows and to those that are drawn of all stored ones.
+        A pass of one token, of attention to active rows and to those that are drawn of stored ones.
         """
         retrieval = step.retrieval
         return (
@@ -59,7 +59,7 @@ class Decoder:
         """
         retrieval = step.retrieval
         assert retrieval is None or isinstance(retrieval, RetrievalStep), "a pass that it takes"
-        searched = None if retrieval is None else retrieval.whole_rows
+        searched = None if retrieval is None else retrieval.searched_rows
         memory = step.cache.pool.get_memory(0)
         decoded = self._native.decode(
             token_ids.flatten().contiguous(),
@@ -77,7 +77,7 @@ class Decoder:
         return decoded.logits[:, None]
 
     def _draws(self, retrieval: RetrievalStep, step: ForwardStep) -> bool:
-        searched = retrieval.whole_rows
+        searched = retrieval.searched_rows
         return searched is not None and all(
             each is None or each.rows.layout.dtype == step.cache.dtype for each in searched
         )

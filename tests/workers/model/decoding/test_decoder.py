@@ -36,18 +36,22 @@ CAPABILITIES = {"baseline": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
 CPU = Transfers(torch.device("cpu"))
 STEPS = 3
 
+EXACT = Retrieval(index="exact")
+
 
 @dataclass(frozen=True)
 class Held:
     """A session: rows of its longest head, those that are stored, and how many a step draws of them.
 
-    Without stored rows it retrieves nothing. `uneven`: its heads have rows of different numbers.
+    Without stored rows it retrieves nothing. `uneven`: its heads have rows of different numbers. `search`: how
+    rows are found.
     """
 
     active: int
     stored: int = 0
     count: int = 0
     uneven: bool = False
+    search: Retrieval = EXACT
 
 
 @dataclass(eq=False)
@@ -99,8 +103,7 @@ class Sessions:
             shape.n_layers, shape.n_kv_heads, shape.head_dim, self.model.dtype, "made up"
         )
         layers = [(keys[:, : held.stored], values[:, : held.stored]) for keys, values in rows]
-        settings = Retrieval(index="exact")
-        return Retriever(build_copy(layout, settings, layers), settings, held.count)
+        return Retriever(build_copy(layout, held.search, layers), held.search, held.count)
 
     def begin(self, number: int = 0, observe: int = 0) -> ForwardStep:
         """The pass after `number` others."""
@@ -211,6 +214,7 @@ MIXED = [
     Held(64, stored=300, count=20),
     Held(21, uneven=True),
     Held(1),
+    Held(40, stored=5000, count=40, search=Retrieval(index="summaries", nodes=24)),
 ]
 
 
@@ -285,7 +289,7 @@ def test_a_pass_that_observes_nothing_gets_no_queries(
 
 
 @pytest.mark.parametrize(
-    "settings", [Retrieval(index="exact", choice="best"), Retrieval(index="summaries")]
+    "settings", [Retrieval(index="exact", choice="best"), Retrieval(index="tree")]
 )
 def test_torch_computes_a_pass_with_a_session_that_searches_in_another_way(
     settings: Retrieval,
