@@ -1,11 +1,11 @@
 """The variables of a chat template that a request may set."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from jinja2 import Environment, TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Node
+from jinja2.nodes import Name, Node, Template
 from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerFast
 
@@ -39,13 +39,31 @@ def find_template_variables(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ..
     None of a template that cannot be read, which refuses every conversation.
     """
     own = tokenizer.chat_template
-    texts = own.values() if isinstance(own, dict) else [own or ""]
+    environment = Environment(extensions=["jinja2.ext.loopcontrols", _Generation])
+    found: set[str] = set()
     try:
-        return tuple(sorted(_find_undeclared(texts) - _GIVEN))
+        for text in own.values() if isinstance(own, dict) else [own or ""]:
+            found |= _find_read(environment.parse(text))
     except TemplateError:
         return ()
+    return tuple(sorted(found - _GIVEN))
 
 
-def _find_undeclared(texts: Iterable[str]) -> set[str]:
-    environment = Environment(extensions=["jinja2.ext.loopcontrols", _Generation])
-    return {name for text in texts for name in find_undeclared_variables(environment.parse(text))}
+def _find_read(template: Template) -> set[str]:
+    """Find the variables that are read before the template sets them.
+
+    jinja2 counts those as well that are set within a branch and read there.
+    """
+    first: dict[str, str] = {}
+    for name in _walk(template):
+        first.setdefault(name.name, name.ctx)
+    return {name for name in find_undeclared_variables(template) if first.get(name) == "load"}
+
+
+def _walk(node: Node) -> Iterator[Name]:
+    """Yield the names in a node as a rendering comes to them: a value before what it is set to."""
+    if isinstance(node, Name):
+        yield node
+    target = getattr(node, "target", None)
+    for child in sorted(node.iter_child_nodes(), key=lambda child: child is target):
+        yield from _walk(child)
