@@ -401,18 +401,24 @@ class SessionService:
         return await load_repair_history(self._catalog, self._worker, session, limit)
 
     async def count_tokens(
-        self, messages: Sequence[Message], tools: Sequence[str], opening: str = ""
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        opening: str = "",
+        template_arguments: str = "{}",
     ) -> int:
         """Count the tokens of a prompt, as a new session would append it, with the answer's `opening`.
 
-        Raises WorkerRefused if the model's template refuses the messages.
+        `template_arguments`: as of the session. Raises WorkerRefused if the model's template refuses
+        the messages.
         """
-        wire = [message_to_wire(message) for message in messages]
-        return len(
-            (
-                await self.tokenize(pb.TokenizeRequest(messages=wire, tools=tools, opening=opening))
-            ).ids
+        request = pb.TokenizeRequest(
+            messages=map(message_to_wire, messages),
+            tools=tools,
+            opening=opening,
+            template_arguments=template_arguments,
         )
+        return len((await self.tokenize(request)).ids)
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
         """Return the tokens of a prompt or of a text. Raises as `count_tokens`."""

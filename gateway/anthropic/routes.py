@@ -1,5 +1,6 @@
 """Routes of Anthropic's API: messages and counts of their tokens."""
 
+import json
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -58,7 +59,7 @@ def add_anthropic_routes(
             turn = begin_answer(turn, opening.message, opening.field)
         conversation = Conversation(
             tuple(each.message for each in placed),
-            body.settings_to_domain(tenant),
+            body.settings_to_domain(tenant, service.info.template_variables),
             turn,
             get_idempotency_key(request, key, body),
         )
@@ -78,7 +79,7 @@ def add_anthropic_routes(
     async def count_message_tokens(body: PromptBody) -> dict[str, int]:
         """Count the tokens of a conversation with its tools, up to where the answer begins."""
         require_model(body.model, service, settings)
-        if body.thread is not None and body.thread.type == "continue":
+        if body.goes_on:
             raise InvalidRequest("thread", "count the whole conversation, without a thread")
         placed, opening = split_opening(body.messages_to_domain(service.limits))
         messages = [each.message for each in placed]
@@ -86,7 +87,11 @@ def add_anthropic_routes(
             raise InvalidRequest("messages", "a conversation has at least one message")
         tools = [tool.to_domain() for tool in body.session_tools]
         begun = "" if opening is None else opening.message.content
-        return {"input_tokens": await service.count_tokens(messages, tools, begun)}
+        arguments = body.choose_arguments(
+            body.chat_template_kwargs or {}, service.info.template_variables, body.ignored
+        )
+        tokens = await service.count_tokens(messages, tools, begun, json.dumps(arguments))
+        return {"input_tokens": tokens}
 
 
 async def _start(
@@ -114,7 +119,8 @@ async def _follow(
 
     Raises InvalidRequest for what the thread was created with and cannot be changed.
     """
-    fixed = [name for name in ("system", "tools") if getattr(body, name)]
+    own = ("system", "tools", "chat_template_kwargs")
+    fixed = [name for name in own if getattr(body, name)]
     # The salt is compared with that of the thread.
     fixed += ["kvrecall"] if body.kvrecall.model_fields_set - {"cache_salt"} else []
     if fixed:

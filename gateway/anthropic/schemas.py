@@ -1,7 +1,7 @@
 """Request bodies of Anthropic's API, in what clients send of them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,12 +17,19 @@ from gateway.conversation.bodies import (
     Wire,
 )
 from gateway.conversation.ignored import Tolerance
+from gateway.conversation.template_options import (
+    MAX_EFFORT,
+    TemplateOptions,
+    Wish,
+    wish_effort,
+)
 from gateway.rest.schemas.base import JsonObject, Name, StopStrings
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Sampling
+from kvrecall.domain.sessions.request import CreateSession
 
 _CHOICES: Mapping[str, ToolChoice] = {
     "auto": ToolChoice.AUTO,
@@ -68,10 +75,10 @@ class FormatWire(Wire):
 
 
 class OutputConfigWire(Wire):
-    """How the answer is put out. `effort` has no effect."""
+    """How the answer is put out."""
 
     format: FormatWire | None = None
-    effort: str | None = None
+    effort: str | None = Field(default=None, max_length=MAX_EFFORT)
 
 
 class ThreadWire(Wire):
@@ -81,7 +88,7 @@ class ThreadWire(Wire):
     previous_message_id: str | None = Field(default=None, min_length=1, max_length=256)
 
 
-class PromptBody(ModelRequest):
+class PromptBody(TemplateOptions, ModelRequest):
     """Body of POST /v1/messages/count_tokens: a conversation, and the tools for it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
@@ -99,6 +106,11 @@ class PromptBody(ModelRequest):
     thread: ThreadWire | None = None
 
     @property
+    def goes_on(self) -> bool:
+        """True if the request says what follows in a thread, which keeps what it was created with."""
+        return self.thread is not None and self.thread.type == "continue"
+
+    @property
     def marks_cache(self) -> bool:
         """True if any block says that it should be cached. Everything is, so it has no effect."""
         contents = [self.system, *(message.content for message in self.messages)]
@@ -107,11 +119,11 @@ class PromptBody(ModelRequest):
         marks += [self.cache_control, *(tool.cache_control for tool in self.tools or ())]
         return any(marks)
 
-    def require_honoured(self) -> None:
-        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
-        super().require_honoured()
+    def find_wishes(self) -> Iterator[Wish]:
+        """Yield what the members ask of the chat template; the later ones win."""
         if self.output_config is not None and self.output_config.effort is not None:
-            self.ignored.note("output_config.effort")
+            yield wish_effort("output_config.effort", self.output_config.effort, switches=False)
+        yield from super().find_wishes()
 
     def messages_to_domain(self, limits: ServiceLimits) -> list[PlacedMessage]:
         """Convert the messages, with their places.
@@ -154,6 +166,10 @@ class MessagesBody(PromptBody, ConversationBody):
     def stop_strings(self) -> Sequence[str]:
         """The strings that end the answer."""
         return self.stop_sequences or ()
+
+    def settings_to_domain(self, tenant: str, variables: Container[str]) -> CreateSession:
+        """Convert to the settings of the session that the conversation would begin."""
+        return super().settings_to_domain(tenant, () if self.goes_on else variables)
 
     def constrain_answer(self, sampling: Sampling) -> Sampling:
         """Return the sampling with the choice of tools and the form of the text.

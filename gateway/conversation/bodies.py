@@ -6,13 +6,14 @@ the same as absent. What would change the answer and cannot be honoured is refus
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 
 from gateway.conversation.ignored import IgnoredParts, Tolerance
+from gateway.conversation.template_options import TemplateOptions
 from gateway.rest.schemas.answers import DirectionBody
 from gateway.rest.schemas.base import CacheSalt, Name, TopK
 from gateway.rest.schemas.messages import ToolBody
@@ -71,7 +72,7 @@ class ModelRequest(CheckedRequest):
     model: Name
 
 
-class ConversationBody(ModelRequest, ABC):
+class ConversationBody(TemplateOptions, ModelRequest, ABC):
     """A request for an answer. The abstract members are what each API writes in its own way."""
 
     stream: bool | None = None
@@ -116,6 +117,9 @@ class ConversationBody(ModelRequest, ABC):
         super().require_honoured()
         if self.kvrecall.tools:
             raise InvalidRequest("kvrecall.tools", "name the tools in the member tools")
+        if self.chat_template_kwargs and self.kvrecall.direction.session:
+            message = "a session keeps the settings that it has; leave it out"
+            raise InvalidRequest("chat_template_kwargs", message)
 
     @property
     def salt(self) -> str:
@@ -127,9 +131,22 @@ class ConversationBody(ModelRequest, ABC):
         """True if other work comes first: the tier `flex` of OpenAI's API."""
         return (self.model_extra or {}).get("service_tier") == "flex"
 
-    def settings_to_domain(self, tenant: str) -> CreateSession:
-        """Convert to the settings of the session that the conversation would begin."""
-        body = self.kvrecall.model_copy(update={"tools": self.session_tools, "model": None})
+    def settings_to_domain(self, tenant: str, variables: Container[str]) -> CreateSession:
+        """Convert to the settings of the session that the conversation would begin.
+
+        `variables` of the chat template that may be set; none are where the request names its session.
+        """
+        given = self.kvrecall.chat_template_kwargs or self.chat_template_kwargs or {}
+        if self.kvrecall.direction.session:
+            variables = ()
+        arguments = self.choose_arguments(given, variables, self.ignored)
+        body = self.kvrecall.model_copy(
+            update={
+                "tools": self.session_tools,
+                "model": None,
+                "chat_template_kwargs": arguments,
+            }
+        )
         return replace(body.to_domain(), tenant=tenant, cache_salt=self.salt)
 
     def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:

@@ -53,7 +53,7 @@ def add_openai_routes(
         body.require_honoured()
         conversation = Conversation(
             body.messages_to_domain(service.limits),
-            body.settings_to_domain(tenant),
+            body.settings_to_domain(tenant, service.info.template_variables),
             body.turn_to_domain(service.limits, service.default_sampling),
             get_idempotency_key(request, key, body),
         )

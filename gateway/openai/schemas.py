@@ -1,12 +1,11 @@
 """Request bodies of OpenAI's API, in what clients send of them: options, and chat completions."""
 
-import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from gateway.conversation.bodies import (
     MAX_MESSAGES,
@@ -15,6 +14,7 @@ from gateway.conversation.bodies import (
     Wire,
     begin_answer,
 )
+from gateway.conversation.template_options import MAX_EFFORT, Wish, wish_effort
 from gateway.openai.chat_calls import CallForm
 from gateway.openai.chat_messages import MessageWire, convert_messages
 from gateway.openai.chat_tools import (
@@ -32,7 +32,6 @@ from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling
-from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
 MAX_CHOICES = 8
@@ -57,42 +56,6 @@ _HONOURED_IN_CHAT: Mapping[str, Sequence[object]] = {
     "echo": (False,),
     "truncate_prompt_tokens": (-1,),
 }
-
-
-# Bytes of JSON: a rendering has them as often as its template reads them.
-_MAX_TEMPLATE_ARGUMENTS = 16 << 10
-# Arguments of a rendering that are not the template's own.
-_RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "processor_kwargs",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-
-
-def _check_size(arguments: JsonObject) -> JsonObject:
-    if len(json.dumps(arguments)) > _MAX_TEMPLATE_ARGUMENTS:
-        raise ValueError(
-            f"arguments of a chat template have at most {_MAX_TEMPLATE_ARGUMENTS} bytes"
-        )
-    return arguments
-
-
-TemplateArguments = Annotated[JsonObject, AfterValidator(_check_size)]
 
 
 class StreamOptions(Wire):
@@ -131,29 +94,6 @@ class RequestOptions(FormOptions, AnswerOptions, ConversationBody):
     ignore_eos: bool | None = Field(
         default=None, description="Go on to the limit, or to a stop string."
     )
-    chat_template_kwargs: TemplateArguments | None = Field(
-        default=None,
-        description="Further arguments of the model's chat template, such as enable_thinking. Only a "
-        "session with the same ones is continued.",
-    )
-
-    def require_honoured(self) -> None:
-        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
-        super().require_honoured()
-        field = "chat_template_kwargs"
-        reserved = [
-            f"{field}.{name}" for name in self.chat_template_kwargs or () if name in _RESERVED
-        ]
-        if reserved:
-            message = f"{reserved[0]} is given by the request itself; leave it out"
-            raise InvalidRequest(reserved[0], message)
-        if self.chat_template_kwargs and self.kvrecall.direction.session:
-            raise InvalidRequest(field, "a session keeps the settings that it has; leave it out")
-
-    def settings_to_domain(self, tenant: str) -> CreateSession:
-        """Convert to the settings of the session that the conversation would begin."""
-        arguments = json.dumps(self.chat_template_kwargs or {}, sort_keys=True)
-        return replace(super().settings_to_domain(tenant), template_arguments=arguments)
 
     @property
     @abstractmethod
@@ -236,6 +176,11 @@ class ChatCompletionBody(RequestOptions):
     max_tokens: Length = None
     response_format: JsonObject | None = Field(
         default=None, description="Form of the text: text, json_object or json_schema."
+    )
+    reasoning_effort: str | None = Field(
+        default=None,
+        max_length=MAX_EFFORT,
+        description="How much the model reasons, where its chat template reads that; none: not at all.",
     )
     continue_final_message: bool | None = Field(
         default=None,
@@ -320,6 +265,12 @@ class ChatCompletionBody(RequestOptions):
         if isinstance(self.function_call, FunctionName) and not self.functions:
             message = "a function is chosen of functions; send tools and tool_choice"
             raise InvalidRequest("function_call", message)
+
+    def find_wishes(self) -> Iterator[Wish]:
+        """Yield what the members ask of the chat template; the later ones win."""
+        if self.reasoning_effort is not None:
+            yield wish_effort("reasoning_effort", self.reasoning_effort)
+        yield from super().find_wishes()
 
     def messages_to_domain(self, limits: ServiceLimits) -> tuple[Message, ...]:
         """Convert the messages, but for one that begins the answer.

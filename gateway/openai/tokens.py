@@ -13,8 +13,8 @@ from gateway.conversation.ignored import IgnoredParts, Tolerance
 from gateway.http.settings import GatewaySettings
 from gateway.openai.chat_messages import MessageWire, convert_messages
 from gateway.openai.chat_tools import ChatToolBody
-from gateway.openai.schemas import TemplateArguments
 from gateway.rest.schemas.base import Name
+from gateway.rest.schemas.template_arguments import TemplateArguments
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.protocol.convert import message_to_wire

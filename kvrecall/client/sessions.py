@@ -53,6 +53,8 @@ class SessionOptions(TypedDict, total=False):
     budget: int | Literal["auto"] | None
     # Earlier answers keep their reasoning, whatever the model's chat template does with it.
     keep_reasoning: bool
+    # Further arguments of the model's chat template, such as {"enable_thinking": False}.
+    chat_template_kwargs: Mapping[str, Any]
     seed: int | None
     expires_after_seconds: float | None
     # Tools that the model may call, in the format of the OpenAI API.
@@ -139,6 +141,7 @@ class Session:
     recall: bool
     budget: int | Literal["auto"]
     keep_reasoning: bool
+    chat_template_kwargs: JsonObject
     seed: int
     expires_after_seconds: float | None
     tools: tuple[JsonObject, ...]

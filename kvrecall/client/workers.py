@@ -45,6 +45,8 @@ class Worker:
     """Served model and its limits. Budgets in rows; the others in tokens.
 
     `max_session_tokens` is the most of a session with recall; null: it has no end. Others end at `max_context`.
+    `template_variables`: what the chat template reads beside the conversation; `chat_template_kwargs` of a
+    session may set them.
     """
 
     model: str
@@ -59,6 +61,7 @@ class Worker:
     max_context: int
     layer_kinds: tuple[LayerKind, ...] = ()
     max_session_tokens: int | None = None
+    template_variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

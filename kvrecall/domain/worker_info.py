@@ -43,7 +43,8 @@ class WorkerInfo:
     Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
     model's tool calls; empty if it is not known. `sampling`: of turns that name none.
     `rewrites`: the chat template says answers otherwise once a user's message follows.
-    `max_session_tokens`: of a session with recall; None: it has no end.
+    `max_session_tokens`: of a session with recall; None: it has no end. `template_variables`: what
+    the chat template reads beside the conversation.
     """
 
     model: str
@@ -67,6 +68,7 @@ class WorkerInfo:
     layer_kinds: tuple[LayerKind, ...] = ()
     rewrites: bool = False
     max_session_tokens: int | None = None
+    template_variables: tuple[str, ...] = ()
 
     @property
     def most_tokens(self) -> int:

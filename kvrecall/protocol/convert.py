@@ -368,6 +368,7 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         ),
         rewrites=info.rewrites,
         max_session_tokens=_read_session_limit(info),
+        template_variables=tuple(info.template_variables),
     )
 
 

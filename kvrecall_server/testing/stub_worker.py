@@ -66,6 +66,7 @@ class StubWorker:
     - `recalls`: the words of an answer are left pending, as of sessions that attend to stored rows.
     - `pages` that are stored, also those of an earlier process, with the time of their writing.
     - `context`: the most words of a session; a turn over it is refused.
+    - `template_variables` that its chat template says it reads, at its description.
     - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
       `homes` are those of prompt families.
     - All others record what it was asked for.
@@ -101,6 +102,7 @@ class StubWorker:
         self.forgotten: list[str] = []
         self.deleted: list[str] = []
         self.context = _UNBOUNDED
+        self.template_variables: list[str] = []
         self.durable = True
         self.recalls = False
         self.names = ["one"]
@@ -114,6 +116,7 @@ class StubWorker:
     async def describe(self) -> pb.WorkerInfo:
         """Describe a tiny model with pages of four tokens, and the context if it has a bound."""
         info = worker_info()
+        info.template_variables.extend(self.template_variables)
         if self.context < _UNBOUNDED:
             info.max_context = info.max_session_tokens = self.context
         return info

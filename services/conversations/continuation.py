@@ -62,7 +62,11 @@ class SessionApi(Protocol):
         ...
 
     async def count_tokens(
-        self, messages: Sequence[Message], tools: Sequence[str], opening: str = ""
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        opening: str = "",
+        template_arguments: str = "{}",
     ) -> int:
         """Count the tokens of a prompt, with the answer's `opening`."""
         ...

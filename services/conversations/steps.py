@@ -110,7 +110,9 @@ class Steps:
         # A token has at least one byte, but for those that a template adds.
         if sum(message.size + _ADDED_TOKENS for message in messages) + sum(map(len, tools)) < limit:
             return
-        tokens = await self.api.count_tokens(messages, tools, self._conversation.turn.opening)
+        tokens = await self.api.count_tokens(
+            messages, tools, self._conversation.turn.opening, settings.template_arguments
+        )
         if tokens >= limit:
             advice = "" if settings.recall else self.api.info.advise_recall()
             raise ContextExceeded("messages", tokens, limit, advice)

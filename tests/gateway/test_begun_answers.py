@@ -71,11 +71,6 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
             "add_generation_prompt",
             "needs it",
         ),
-        (
-            {"chat_template_kwargs": {"tools": []}},
-            "chat_template_kwargs.tools",
-            "given by the request",
-        ),
     ],
 )
 async def test_what_cannot_be_begun_is_refused(api, body: Json, field: str, words: str) -> None:
@@ -91,14 +86,3 @@ async def test_a_beginning_does_not_end_with_white_space_as_anthropic_has_it(api
     response = await api.http.post(MESSAGES, json=build(api, MESSAGES, [ASKED, begun]))
     assert response.status_code == 400
     assert "cannot end with trailing whitespace" in response.json()["error"]["message"]
-
-
-async def test_only_a_session_with_the_same_template_arguments_is_continued(api: Any) -> None:
-    first = await api.http.post(CHAT, json=build(api, CHAT, [ASKED]))
-    said = {"role": "assistant", "content": text_of(first.json())}
-    follows = build(api, CHAT, [ASKED, said, ASKED])
-    thinking = {"chat_template_kwargs": {"enable_thinking": False}}
-    other = await api.http.post(CHAT, json=follows | thinking)
-    assert other.headers["kvrecall-match"] == "built"
-    same = await api.http.post(CHAT, json=follows | {"chat_template_kwargs": {}})
-    assert same.headers["kvrecall-match"] == "continued"

@@ -94,7 +94,7 @@ def test_a_conversation_has_the_same_digests_through_chat_and_messages(
     placed = [each.message for each in second.messages_to_domain(ServiceLimits())]
     digests = build_history(b"", first.messages_to_domain(ServiceLimits())).digests
     assert build_history(b"", placed).digests == digests
-    ours, theirs = first.settings_to_domain("ann"), second.settings_to_domain("ann")
+    ours, theirs = first.settings_to_domain("ann", ()), second.settings_to_domain("ann", ())
     assert [json.loads(tool) for tool in ours.tools] == [json.loads(tool) for tool in theirs.tools]
     assert replace(ours, tools=()) == replace(theirs, tools=())
 

@@ -25,6 +25,7 @@ from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
 from workers.model.layers.report import describe_layers
 from workers.model.loader import LoadedModel
+from workers.model.template_variables import find_template_variables
 from workers.model.tokenize import tokenize
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.metrics import ScrapedMetrics
@@ -95,6 +96,7 @@ class WorkerService:
             layer_kinds=_describe_layers(engine.model),
             rewrites=engine.tokenizer.rewrites,
             max_session_tokens=engine.long_sessions.most_tokens,
+            template_variables=find_template_variables(engine.tokenizer.inner),
         )
 
     async def list_pages(self, request: pb.ListPagesRequest) -> AsyncGenerator[pb.PageList, None]:

@@ -45,7 +45,7 @@ def add_completion_routes(
         prompts = body.read_prompts()
         tokens = await asyncio.gather(*(_tokenize(service, body, each) for each in prompts))
         turn = body.turn_to_domain(service.limits, service.default_sampling)
-        settings_of_session = body.settings_to_domain(tenant)
+        settings_of_session = body.settings_to_domain(tenant, ())
         limit = service.info.get_limit(recall=settings_of_session.recall)
         for index, each in enumerate(tokens):
             _check_length(each, index, None if limit is None else limit - turn.generate)

@@ -33,6 +33,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import check_message
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses import StoredItem, StoredResponse
@@ -57,6 +58,12 @@ class Answering:
         self._events: ResponseEvents | None = None
         self._fields: tuple[str, ...] = ()
         self._tolerance = body.tolerate(service.limits)
+
+    @property
+    def _settings(self) -> CreateSession:
+        """The settings of the session that the conversation would begin. Raises InvalidRequest."""
+        variables = self._service.info.template_variables
+        return self._body.settings_to_domain(self.tenant, variables)
 
     def get_place(self, field: str) -> str:
         """Return the name in this request of a field of the messages."""
@@ -112,8 +119,10 @@ class Answering:
             raise InvalidRequest("input", "there is nothing to count")
         for index, message in enumerate(messages, -len(self._body.opening)):
             check_message(message, self._fields[index] if index >= 0 else "instructions")
-        tools = self._body.settings_to_domain(self.tenant).tools
-        return await self._service.count_tokens(messages, tools)
+        settings = self._settings
+        return await self._service.count_tokens(
+            messages, settings.tools, template_arguments=settings.template_arguments
+        )
 
     async def compact(self) -> Json:
         """Let the model summarize the whole conversation, in a session of its own. Raises as `start`.
@@ -125,7 +134,7 @@ class Answering:
             raise InvalidRequest("input", "there is nothing to compact")
         conversation = Conversation(
             (*messages, Message("user", INSTRUCTION)),
-            self._body.settings_to_domain(self.tenant),
+            self._settings,
             self._body.turn_to_domain(self._service.limits, self._service.default_sampling),
             opening=self._body.opening,
         )
@@ -170,10 +179,9 @@ class Answering:
         self._fields = given.fields
         if not given.messages:
             raise InvalidRequest("input", "there is nothing to answer")
-        settings = self._body.settings_to_domain(self.tenant)
         conversation = Conversation(
             given.messages,
-            replace(settings, stored=self._body.store is not False),
+            replace(self._settings, stored=self._body.store is not False),
             self._body.turn_to_domain(self._service.limits, self._service.default_sampling),
             key,
             self._body.opening,

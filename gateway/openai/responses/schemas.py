@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from gateway.conversation.bodies import MAX_MESSAGES, MAX_TOOLS, Wire
+from gateway.conversation.template_options import MAX_EFFORT, Wish, wish_effort
 from gateway.openai.responses.tools import Toolbox, read_tools
 from gateway.openai.schemas import RequestOptions
 from gateway.rest.schemas.base import Length, Name
@@ -41,9 +42,9 @@ class TextOptions(Wire):
 
 
 class ReasoningOptions(Wire):
-    """Wishes on reasoning, given back."""
+    """Wishes on reasoning, given back. `summary` has no effect."""
 
-    effort: str | None = None
+    effort: str | None = Field(default=None, max_length=MAX_EFFORT)
     summary: str | None = None
 
 
@@ -176,6 +177,12 @@ class ResponseBody(RequestOptions):
             field = "conversation" if self.conversation else "previous_response_id"
             raise InvalidRequest(field, "a response of which nothing is kept follows no other")
         return direction
+
+    def find_wishes(self) -> Iterator[Wish]:
+        """Yield what the members ask of the chat template; the later ones win."""
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            yield wish_effort("reasoning.effort", self.reasoning.effort)
+        yield from super().find_wishes()
 
     def constrain_answer(self, sampling: Sampling) -> Sampling:
         """Return the sampling with the choice of tools, the form of the text and further options.

@@ -26,6 +26,7 @@ from gateway.rest.schemas.base import (
 from gateway.rest.schemas.messages import ToolBody
 from gateway.rest.schemas.public import copy_optional, copy_to
 from gateway.rest.schemas.research import ResearchBody, to_research
+from gateway.rest.schemas.template_arguments import TemplateArguments
 from kvrecall import client
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.sessions.session import Session
@@ -65,6 +66,11 @@ class CreateSessionBody(Body):
         default=False,
         description="Earlier answers keep their reasoning, also where the model's chat template drops "
         "it once a user's message follows.",
+    )
+    chat_template_kwargs: TemplateArguments = Field(
+        default={},
+        description="Further arguments of the model's chat template, such as enable_thinking; "
+        "`template_variables` of GET /v1/worker are those that it reads.",
     )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="Seed of the session; null: random."
@@ -135,6 +141,7 @@ class CreateSessionBody(Body):
             metadata=self.metadata,
             model=self.model,
             keep_reasoning=self.keep_reasoning,
+            template_arguments=json.dumps(self.chat_template_kwargs, sort_keys=True),
             expires_after_seconds=self.expires_after_seconds,
             cache_salt=self.cache_salt or "",
             remember=self.remember or "",
@@ -183,6 +190,7 @@ def to_session(session: Session, state: SessionState, model: str) -> client.Sess
         worker=session.worker,
         budget=settings.budget or "auto",
         research=to_research(settings),
+        chat_template_kwargs=json.loads(settings.template_arguments),
         tools=tuple(json.loads(tool) for tool in settings.tools),
         forked_from=copy_optional(client.ForkOrigin, settings.forked_from),
         turns=session.turns,

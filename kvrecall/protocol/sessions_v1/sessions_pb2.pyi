@@ -238,7 +238,7 @@ class Research(_message.Message):
     def __init__(self, method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("idempotency_key", "model", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "cache_salt", "research", "remember")
+    __slots__ = ("idempotency_key", "model", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "cache_salt", "research", "remember", "chat_template_kwargs")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +258,7 @@ class CreateSessionRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     RESEARCH_FIELD_NUMBER: _ClassVar[int]
     REMEMBER_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     idempotency_key: str
     model: str
     recall: bool
@@ -270,7 +271,8 @@ class CreateSessionRequest(_message.Message):
     cache_salt: str
     research: Research
     remember: str
-    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., research: _Optional[_Union[Research, _Mapping]] = ..., remember: _Optional[str] = ...) -> None: ...
+    chat_template_kwargs: _struct_pb2.Struct
+    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., research: _Optional[_Union[Research, _Mapping]] = ..., remember: _Optional[str] = ..., chat_template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session",)
@@ -363,7 +365,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "memory", "durable", "research", "remember")
+    __slots__ = ("id", "state", "model", "worker", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "memory", "durable", "research", "remember", "chat_template_kwargs")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +394,7 @@ class Session(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     RESEARCH_FIELD_NUMBER: _ClassVar[int]
     REMEMBER_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: SessionState
     model: str
@@ -413,7 +416,8 @@ class Session(_message.Message):
     durable: bool
     research: Research
     remember: str
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., research: _Optional[_Union[Research, _Mapping]] = ..., remember: _Optional[str] = ...) -> None: ...
+    chat_template_kwargs: _struct_pb2.Struct
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., research: _Optional[_Union[Research, _Mapping]] = ..., remember: _Optional[str] = ..., chat_template_kwargs: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")
@@ -976,7 +980,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "min_budget", "max_budget", "block_tokens", "max_context", "layer_kinds", "max_session_tokens")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "min_budget", "max_budget", "block_tokens", "max_context", "layer_kinds", "max_session_tokens", "template_variables")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -989,6 +993,7 @@ class Model(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LAYER_KINDS_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     layers: int
@@ -1001,7 +1006,8 @@ class Model(_message.Message):
     max_context: int
     layer_kinds: _containers.RepeatedCompositeFieldContainer[LayerKind]
     max_session_tokens: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., min_budget: _Optional[int] = ..., max_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., layer_kinds: _Optional[_Iterable[_Union[LayerKind, _Mapping]]] = ..., max_session_tokens: _Optional[int] = ...) -> None: ...
+    template_variables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., min_budget: _Optional[int] = ..., max_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., layer_kinds: _Optional[_Iterable[_Union[LayerKind, _Mapping]]] = ..., max_session_tokens: _Optional[int] = ..., template_variables: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LayerKind(_message.Message):
     __slots__ = ("name", "layers", "token_bytes", "state_bytes")

@@ -888,7 +888,7 @@ class MethodInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ..., retrieves: bool = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version", "prefill", "retrieve", "call_format", "sampling", "layer_kinds", "rewrites", "max_session_tokens")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version", "prefill", "retrieve", "call_format", "sampling", "layer_kinds", "rewrites", "max_session_tokens", "template_variables")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -911,6 +911,7 @@ class WorkerInfo(_message.Message):
     LAYER_KINDS_FIELD_NUMBER: _ClassVar[int]
     REWRITES_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     layers: int
@@ -933,7 +934,8 @@ class WorkerInfo(_message.Message):
     layer_kinds: _containers.RepeatedCompositeFieldContainer[LayerKind]
     rewrites: bool
     max_session_tokens: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ..., protocol_version: _Optional[int] = ..., prefill: _Optional[_Union[MethodInfo, _Mapping]] = ..., retrieve: _Optional[_Union[MethodInfo, _Mapping]] = ..., call_format: _Optional[str] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., layer_kinds: _Optional[_Iterable[_Union[LayerKind, _Mapping]]] = ..., rewrites: bool = ..., max_session_tokens: _Optional[int] = ...) -> None: ...
+    template_variables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ..., protocol_version: _Optional[int] = ..., prefill: _Optional[_Union[MethodInfo, _Mapping]] = ..., retrieve: _Optional[_Union[MethodInfo, _Mapping]] = ..., call_format: _Optional[str] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., layer_kinds: _Optional[_Iterable[_Union[LayerKind, _Mapping]]] = ..., rewrites: bool = ..., max_session_tokens: _Optional[int] = ..., template_variables: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LayerKind(_message.Message):
     __slots__ = ("name", "layers", "token_bytes", "state_bytes")

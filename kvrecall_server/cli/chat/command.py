@@ -48,8 +48,8 @@ SLASH = "/"
 QUIT = "/quit"
 
 
-def _read_research(text: str) -> dict[str, Any]:
-    """Read the settings of research. Raises BadParameter."""
+def _read_object(text: str) -> dict[str, Any]:
+    """Read a JSON object. Raises BadParameter."""
     try:
         settings = json.loads(text)
     except ValueError as error:
@@ -76,12 +76,21 @@ SessionName = Annotated[
 Research = Annotated[
     dict[str, Any] | None,
     typer.Option(
-        parser=_read_research,
+        parser=_read_object,
         metavar="JSON",
         help='How the active rows are chosen, such as {"method": "snapkv", "repair_rows": 64}.',
     ),
 ]
-
+TemplateArguments = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        "--chat-template-kwargs",
+        parser=_read_object,
+        metavar="JSON",
+        help="Further arguments of the chat template of a new session, such as "
+        '{"enable_thinking": false}.',
+    ),
+]
 MemoryName = Annotated[
     str | None,
     typer.Option(
@@ -101,6 +110,7 @@ def chat_command(
     recall: Recall = None,
     research: Research = None,
     remember: MemoryName = None,
+    template_arguments: TemplateArguments = None,
     system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
@@ -139,6 +149,7 @@ def chat_command(
                 recall=recall,
                 research=cast("ResearchOptions | None", research),
                 remember=remember,
+                chat_template_kwargs=template_arguments or {},
                 tools=_tools(tools, reference),
                 metadata={} if session is None else {NAME: session},
             )

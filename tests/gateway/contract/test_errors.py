@@ -48,6 +48,11 @@ CREATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
         ["research.method_settings.prompt_tokens"],
     ),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_request", []),
+    (
+        {"chat_template_kwargs": {"year": 2026, "tools": [], "messages": 1}},
+        "invalid_request",
+        ["chat_template_kwargs.messages", "chat_template_kwargs.tools"],
+    ),
     ({"research": {"repair_on": ["turn"] * 6}}, "invalid_request", ["research.repair_on"]),
 ]
 TURNS: list[tuple[dict[str, Any], str, list[str]]] = [

@@ -1,6 +1,7 @@
 """Sessions through either API: create, list, fork, delete, and writes that are repeated."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ FULL: Json = {
     "seed": 7,
     "tools": [TOOL],
     "metadata": {"user": "ann", "empty": ""},
+    "chat_template_kwargs": {"enable_thinking": False, "of": {"years": [2026, 0.5]}},
     "model": "scripted",
 }
 
@@ -80,6 +82,21 @@ async def test_tools_reach_the_model_in_the_order_of_their_members(
     (tool,) = both.worker.specs[view["id"]].tools
     assert tool.index('"b"') < tool.index('"a"')
     assert '"minimum": 1}' in tool
+
+
+async def test_arguments_of_the_template_reach_the_model_and_forks_keep_them(
+    both: Both, client: Client
+) -> None:
+    given = {"chat_template_kwargs": {"year": 2026, "enable_thinking": False}}
+    view = await client.create(given)
+    await client.turn(view["id"], {"messages": USER})
+    fork = await client.fork(view["id"])
+    await client.turn(fork["id"], {"messages": USER})
+    for each in (view, fork):
+        assert each["chat_template_kwargs"] == given["chat_template_kwargs"]
+        options = json.loads(both.worker.specs[each["id"]].options)
+        assert options["template_arguments"] == '{"enable_thinking": false, "year": 2026}'
+    assert (await client.create())["chat_template_kwargs"] == {}
 
 
 async def test_omitted_settings_get_defaults(client: Client) -> None:
@@ -218,6 +235,7 @@ async def test_a_session_moves_between_workers(both: Both, client: Client) -> No
 async def test_the_model_the_methods_and_the_workers_are_described(client: Client) -> None:
     model = await client.describe("worker")
     assert (model["model"], model["min_budget"], model["max_budget"]) == ("scripted", 16, 1024)
+    assert model["template_variables"] == []
     methods = await client.describe("methods")
     assert [method["name"] for method in methods["methods"]] == [
         "icecache",

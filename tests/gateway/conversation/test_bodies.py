@@ -51,8 +51,8 @@ def test_the_same_options_are_the_same_turn_in_every_api(api: type[ConversationB
     sampling = body.turn_to_domain(limits, DEFAULT).sampling
     assert sampling is not None
     assert sampling.stop == ("a", "b")
-    assert body.settings_to_domain("t") == other.settings_to_domain("t")
-    assert body.settings_to_domain("t").budget == 99
+    assert body.settings_to_domain("t", ()) == other.settings_to_domain("t", ())
+    assert body.settings_to_domain("t", ()).budget == 99
 
 
 @pytest.mark.parametrize("api", [*REQUESTS, TurnBody])

@@ -155,14 +155,14 @@ async def test_what_a_repeat_cannot_help_says_so(api) -> None:
 @APIS
 async def test_members_that_nobody_knows_are_counted_by_name(api, path: str, body: Json) -> None:
     known = {"metadata": {"a": "b"}, "service_tier": "auto"}
-    odd = {"enable_thinking": True, "kvr-secret": 1, "Hello, I am Ann": 1, "cache_salt": None}
+    odd = {"top_a": True, "kvr-secret": 1, "Hello, I am Ann": 1, "cache_salt": None}
     for _ in range(2):
         answer = await ask(api, path, body, {}, **known, **odd)
-        assert answer.headers["kvrecall-ignored"] == "enable_thinking, kvr-secret, Hello? I am Ann"
+        assert answer.headers["kvrecall-ignored"] == "top_a, kvr-secret, Hello? I am Ann"
     page = (await api.http.get("/metrics")).text
     lines = {line for line in page.splitlines() if line.startswith("kvrecall_ignored_members_t")}
     assert lines == {
-        'kvrecall_ignored_members_total{member="enable_thinking"} 2.0',
+        'kvrecall_ignored_members_total{member="top_a"} 2.0',
         'kvrecall_ignored_members_total{member="other"} 4.0',
     }
 

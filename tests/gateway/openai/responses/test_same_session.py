@@ -111,7 +111,7 @@ def test_tools_of_both_forms_are_the_same_tools() -> None:
     response = ResponseBody.model_validate(
         {"model": "m", "input": "a", "tools": [{"type": "function", **function}]}
     )
-    assert chat.settings_to_domain("") == response.settings_to_domain("")
+    assert chat.settings_to_domain("", ()) == response.settings_to_domain("", ())
 
 
 async def test_a_conversation_changes_its_api_and_stays_in_its_session(api, ask) -> None:
