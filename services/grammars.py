@@ -12,15 +12,16 @@ from llguidance import LLMatcher
 
 from kvrecall.domain.answer.constraints import (
     FREE,
+    RAW_CALLS,
     TAGGED_CALLS,
     UNGUIDED_CALLS,
     Constraint,
     ToolChoice,
     find_text_grammar,
-    find_unheld,
     get_tool,
     to_grammar_schema,
 )
+from kvrecall.domain.answer.held_schemas import find_unheld
 from kvrecall.domain.answer.text_grammars import check_grammar, quote_grammar
 from kvrecall.domain.errors import InvalidRequest, Overloaded
 from kvrecall.domain.events import GrammarCompiled
@@ -153,7 +154,7 @@ class _GrammarCheck:
         """Raise InvalidRequest unless a text can be held to a grammar, where calls are held to any."""
         try:
             check_grammar(grammar)
-            if self.call_format not in TAGGED_CALLS | UNGUIDED_CALLS:
+            if self.call_format not in TAGGED_CALLS | RAW_CALLS | UNGUIDED_CALLS:
                 grammar = quote_grammar(grammar)
         except ValueError as error:
             raise InvalidRequest(field, f"the grammar cannot be followed: {error}") from error

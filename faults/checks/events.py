@@ -1,6 +1,7 @@
 """Log events of a set-up's processes over all restarts: unlike metrics, logs survive every kill."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,6 +15,8 @@ REBUILT = "pages rebuilt"
 BACKLOG_SECONDS = 20.0
 # Events that are logged for every request and start; turns and calls with the code "ok" are like them.
 NOISE = ("request", "listening")
+# Of a path in an event: it is the machine's.
+_FOLDER = re.compile(r"/\S*/")
 
 
 def events(setup: Setup) -> Counter[str]:
@@ -58,7 +61,8 @@ def _is_noise(line: Json) -> bool:
 
 
 def _name(line: Json) -> str:
-    parts = (line.get("level"), line["event"], line.get("code"))
+    event = _FOLDER.sub("", line["event"])
+    parts = (line.get("level"), event, line.get("code"))
     return " ".join(str(part) for part in parts if part)
 
 

@@ -133,3 +133,11 @@ def test_a_process_of_a_folder_with_a_longer_name_is_not_its_own(tmp_path: Path)
         assert processes_under(tmp_path / "round-1") == []
         process.communicate(b"\n")
     assert processes_under(tmp_path / "round-10") == []
+
+
+def test_events_are_counted_without_the_folders_of_the_machine(setup: Setup) -> None:
+    lines = [{"event": f"loading {path}/endless", "level": "info"} for path in ("/a/b", "/c")]
+    for server in setup.servers:
+        server.log.parent.mkdir(parents=True, exist_ok=True)
+        server.log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert events.events(setup) == {"info loading endless": 2 * len(setup.servers)}

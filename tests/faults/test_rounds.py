@@ -11,10 +11,12 @@ from faults.drills.table import run_drills
 from faults.findings import Findings, read_findings
 from faults.kinds.schedule import POWER
 from faults.load.scripts import Script
+from faults.load.talks import talk_scripts
 from faults.rig.setups import Rig
 from faults.rounds import Round
-from faults.runs import SETUPS
-from faults.undisturbed import Undisturbed
+from faults.runs import SETUPS, open_rig
+from faults.undisturbed import Undisturbed, undisturbed_service
+from tests.end_to_end.models.kinds import KINDS, RECURRENT_KIND, save
 
 FAULTS = 5
 # With these seeds the first five faults are of five kinds: among others losses of power, a failing
@@ -44,6 +46,25 @@ def test_acknowledged_turns_survive_in_workers_of_two_ranks(
     build, weights = SETUPS["files only"]
     setup = build(folder, replace(rig, ranks=2))
     found = Round(setup, scripts, undisturbed, SEEDS["files only"]).run(weights, FAULTS)
+    assert found.faults == FAULTS
+    assert found.counts["acknowledged"]["turn"] > 0
+    assert failures(found) == {}
+
+
+def test_acknowledged_turns_of_a_model_with_recurrent_states_survive(
+    root: Path, scripts: Sequence[Script]
+) -> None:
+    """Their answers are those that an undisturbed service of the same model gives."""
+    folder = root / "hybrid"
+    (folder / "round").mkdir(parents=True)
+    saved = save(KINDS[RECURRENT_KIND], folder / RECURRENT_KIND)
+    build, weights = SETUPS["embedded"]
+    with (
+        open_rig(folder, saved) as rig,
+        undisturbed_service(folder / "undisturbed", rig, scripts, talk_scripts(5, 3)) as calm,
+    ):
+        setup = build(folder / "round", rig)
+        found = Round(setup, scripts, calm, SEEDS["embedded"]).run(weights, FAULTS)
     assert found.faults == FAULTS
     assert found.counts["acknowledged"]["turn"] > 0
     assert failures(found) == {}

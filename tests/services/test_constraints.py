@@ -9,6 +9,7 @@ import pytest
 from kvrecall.domain.answer.constraints import (
     FREE,
     KEYED_CALLS,
+    RAW_CALLS,
     TAGGED_CALLS,
     UNGUIDED_CALLS,
     Constraint,
@@ -123,6 +124,24 @@ async def test_a_strict_tool_of_single_arguments_is_held_to_all_its_keywords_or_
     field, message = await refuse(FREE, tool, call_format=call_format)
     assert field == "tools[0].function.parameters"
     assert f"'{keyword}'" in message
+
+
+@pytest.mark.parametrize("call_format", sorted(RAW_CALLS))
+async def test_a_strict_tool_of_raw_texts_is_held_to_all_its_keywords_or_refused(
+    call_format: str,
+) -> None:
+    place = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    parameters = {"type": "object", "properties": {"to": {"type": "array", "items": place}}}
+    tool = make_tool("f", strict=True, parameters=parameters)
+    for constraint in (FREE, Constraint(tool_choice=ToolChoice.REQUIRED, tools=("f",))):
+        await check_constraint(constraint, [tool], call_format)
+    await check_constraint(Constraint(single_call=True), [tool], call_format)
+    parameters = {**parameters, "properties": {"to": {"type": "string", "maxLength": 3}}}
+    await check_constraint(FREE, [make_tool("f", parameters=parameters)], call_format)
+    strict = make_tool("f", strict=True, parameters=parameters)
+    field, message = await refuse(FREE, strict, call_format=call_format)
+    assert field == "tools[0].function.parameters"
+    assert "'properties.to.maxLength'" in message
 
 
 async def test_a_choice_that_cannot_be_made_is_refused() -> None:

@@ -200,22 +200,32 @@ _OLMO = AnswerFormat(
     replace(_PROGRAM, separator=("\n",), after="</function_calls>"),
     inner_marks=("</function_calls>",),
 )
-# Strings within quotes of their own, also those in arrays and objects: no grammar of JSON holds them.
 _GEMMA = AnswerFormat(
     "gemma",
     "<|tool_call>",
     KeyedCalls(
         Values(raw_quotes=('<|"|>',), bare_keys=True), "call:", ("{", "}"), ":", "<tool_call|>"
     ),
+    CallGrammar(
+        opening=("call:{name}",),
+        closing=("<tool_call|>",),
+        separator=("<|tool_call>",),
+        quote='<|"|>',
+    ),
     inner_marks=("<tool_call|>", '<|"|>', "<|channel>"),
 )
-_FUNCTION_GEMMA = replace(
-    _GEMMA,
-    name="function-gemma",
-    mark="<start_function_call>",
-    read=KeyedCalls(
+_FUNCTION_GEMMA = AnswerFormat(
+    "function-gemma",
+    "<start_function_call>",
+    KeyedCalls(
         Values(raw_quotes=("<escape>",), bare_keys=True),
         *("call:", ("{", "}"), ":", "<end_function_call>"),
+    ),
+    CallGrammar(
+        opening=("call:{name}",),
+        closing=("<end_function_call>",),
+        separator=("<start_function_call>",),
+        quote="<escape>",
     ),
     inner_marks=("<end_function_call>", "<escape>"),
 )

@@ -5,9 +5,8 @@ text that follows a grammar of its own is a grammar beside it, so that their nam
 """
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvrecall.domain.answer.constraints import (
@@ -16,19 +15,18 @@ from kvrecall.domain.answer.constraints import (
     ToolChoice,
     find_text_grammar,
     get_tool,
-    to_grammar_schema,
 )
 from kvrecall.domain.answer.text_grammars import close_grammar, quote_grammar
 from workers.client_json import read_json
 from workers.errors import BadSettings
 from workers.model.answer_format import AnswerFormat, Channels
-from workers.model.calls.grammar import LINE, NUMBER, CallGrammar, Parameters
+from workers.model.calls.grammar import CallGrammar, Parameters
 from workers.model.calls.tools import is_text
+from workers.model.grammar_rules import PATTERNS, Rules
+from workers.model.raw_values import RawValues
 
 # Members of a schema that its parts may refer to.
 _DEFINITIONS = ("$defs", "definitions")
-# Pieces of a form that are no fixed text.
-_PATTERNS = {LINE: r"/\n?/", NUMBER: "/[0-9]+/"}
 
 
 @dataclass(frozen=True)
@@ -37,59 +35,6 @@ class AnswerGrammars:
 
     whole: str = ""
     behind_mark: str = ""
-
-
-@dataclass
-class _Rules:
-    """Rules of a grammar, under names of their own.
-
-    `tokens`: ids of the tokens that are marks; `special`: those of them that no text matches.
-    """
-
-    tokens: Mapping[str, int]
-    special: Collection[str] = ()
-    lines: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-    def add(self, body: str, attributes: str = "") -> str:
-        """Add a rule; returns its name."""
-        name = f"r{len(self.lines)}"
-        self.lines.append(f"{name}{attributes}: {body}")
-        return name
-
-    def json(self, schema: dict[str, Any], strict: bool) -> str:
-        """Add the rule of a JSON value; returns its name."""
-        return self.add(f"%json {json.dumps(to_grammar_schema(schema, strict))}")
-
-    def nest(self, grammar: str) -> str:
-        """Add a grammar of its own; returns the reference to it."""
-        self.texts.append(grammar)
-        return f"@text{len(self.texts) - 1}"
-
-    def text(self, *pieces: str) -> str:
-        """Write pieces of text, with marks as their tokens."""
-        written: list[str] = []
-        for piece in pieces:
-            if piece in _PATTERNS:
-                written.append(_PATTERNS[piece])
-                continue
-            pattern = "|".join(map(re.escape, self.tokens)) or "(?!)"
-            for part in re.split(f"({pattern})", piece):
-                if part in self.tokens:
-                    written.append(f"<[{self.tokens[part]}]>")
-                elif part:
-                    written.append(json.dumps(part))
-        return " ".join(written)
-
-    def any_until(self, closing: str) -> str:
-        """Add the rule of any text up to `closing`, whatever it is; returns it with that."""
-        if any(closing.startswith(mark) for mark in self.special):
-            return f"{self.add('/(?s:.*)/')} {self.text(closing)}"
-        return self.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")
-
-    def framed(self, before: str, plain: str, after: str) -> str:
-        """Write a client's text between two of the form's: a mark in it is text like any other."""
-        return " ".join(filter(None, (self.text(before), json.dumps(plain), self.text(after))))
 
 
 def build_grammars(
@@ -107,7 +52,7 @@ def build_grammars(
     one has to, or for a tool that the session has not.
     """
     chosen = _choose(constraint, tools)
-    rules = _Rules(tokens, special)
+    rules = Rules(tokens, special)
     calls = ""
     if constraint.tool_choice is not ToolChoice.NONE and chosen and form.grammar is not None:
         calls = _add_calls(rules, form.grammar, chosen, constraint.single_call)
@@ -153,7 +98,7 @@ def _choose(constraint: Constraint, tools: Sequence[str]) -> list[_Tool]:
     return [tool for tool in known if not constraint.tools or tool.name in constraint.tools]
 
 
-def _join(rules: _Rules, start: str) -> str:
+def _join(rules: Rules, start: str) -> str:
     grammar = "\n".join([f"start: {start}", *rules.lines])
     if not rules.texts:
         return grammar
@@ -161,13 +106,13 @@ def _join(rules: _Rules, start: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}, *texts]})
 
 
-def _add_lead(rules: _Rules, channels: Channels) -> str:
+def _add_lead(rules: Rules, channels: Channels) -> str:
     """Add the rule of messages that reason, before the answer's; returns it with any number of them."""
     opening, closing = channels.reasoning
     return f"({rules.text(opening)} {rules.any_until(closing)})* "
 
 
-def _add_calls(rules: _Rules, grammar: CallGrammar, tools: Sequence[_Tool], single: bool) -> str:
+def _add_calls(rules: Rules, grammar: CallGrammar, tools: Sequence[_Tool], single: bool) -> str:
     """Add the rule of the calls behind the first mark; returns its name."""
     call = rules.add(" | ".join(_add_call(rules, grammar, tool) for tool in tools))
     following = ""
@@ -176,23 +121,26 @@ def _add_calls(rules: _Rules, grammar: CallGrammar, tools: Sequence[_Tool], sing
     return rules.add(f"{rules.text(grammar.before)} {call} {following} {rules.text(grammar.after)}")
 
 
-def _add_call(rules: _Rules, grammar: CallGrammar, tool: _Tool) -> str:
+def _add_call(rules: Rules, grammar: CallGrammar, tool: _Tool) -> str:
     own = grammar.parameters
-    name = tool.name if own else json.dumps(tool.name)[1:-1]
+    name = tool.name if own or grammar.quote else json.dumps(tool.name)[1:-1]
     opening = " ".join(_write_opening(rules, piece, name) for piece in grammar.opening)
     closing = [piece.format() for piece in grammar.closing]
-    arguments = _add_parameters(rules, tool, own) if own else _add_arguments(rules, tool)
+    if grammar.quote:
+        arguments = RawValues(rules, grammar.quote, tool.schema, strict=tool.strict).add()
+    else:
+        arguments = _add_parameters(rules, tool, own) if own else _add_arguments(rules, tool)
     return rules.add(f"{opening} {arguments} {rules.text(*closing)}")
 
 
-def _write_opening(rules: _Rules, piece: str, name: str) -> str:
+def _write_opening(rules: Rules, piece: str, name: str) -> str:
     before, named, after = piece.partition("{name}")
     if not named:
-        return rules.text(piece if piece in _PATTERNS else piece.format())
+        return rules.text(piece if piece in PATTERNS else piece.format())
     return rules.framed(before.format(), name, after.format())
 
 
-def _add_arguments(rules: _Rules, tool: _Tool) -> str:
+def _add_arguments(rules: Rules, tool: _Tool) -> str:
     """Add the rule of a call's arguments as a JSON object; returns its name."""
     found = find_text_grammar(tool.schema)
     if found is None:
@@ -202,36 +150,20 @@ def _add_arguments(rules: _Rules, tool: _Tool) -> str:
     return rules.add(f"{opening} {rules.nest(quote_grammar(grammar))} {rules.text(chr(34) + '}')}")
 
 
-def _add_parameters(rules: _Rules, tool: _Tool, form: Parameters) -> str:
+def _add_parameters(rules: Rules, tool: _Tool, form: Parameters) -> str:
     """Add the rule of a call's parameters, in the order of the schema; returns its name."""
     properties = tool.schema.get("properties")
-    if not isinstance(properties, dict):
-        properties = {}
     required = tool.schema.get("required") or ()
-    first = following = '""'
-    for key, schema in reversed(properties.items()):
-        schema = schema if isinstance(schema, dict) else {}
-        rule = _add_parameter(rules, tool, form, key, schema)
-        first, following = _put_before(rules, rule, (first, following), form, key in required)
-    return first
+    members = [
+        (_add_parameter(rules, tool, form, key, schema), key in required)
+        for key, schema in (properties.items() if isinstance(properties, dict) else ())
+    ]
+    return rules.members(members, form.separator)
 
 
-def _put_before(
-    rules: _Rules, rule: str, rest: tuple[str, str], form: Parameters, required: bool
-) -> tuple[str, str]:
-    """Add the rules of a parameter and those behind it: where it is the first one, and where not."""
-    first, following = rest
-    left_out = ("", "") if required else (f" | {first}", f" | {following}")
-    begun = rules.add(f"{rule} {following}{left_out[0]}")
-    if not form.separator:
-        return begun, begun
-    return begun, rules.add(f"{rules.text(form.separator)} {rule} {following}{left_out[1]}")
-
-
-def _add_parameter(
-    rules: _Rules, tool: _Tool, form: Parameters, key: str, schema: dict[str, Any]
-) -> str:
+def _add_parameter(rules: Rules, tool: _Tool, form: Parameters, key: str, schema: Any) -> str:
     """Add the rule of one parameter; returns its name."""
+    schema = schema if isinstance(schema, dict) else {}
     opening = rules.framed(form.before, key, form.between)
     closing = form.after
     choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()

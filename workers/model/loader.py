@@ -30,6 +30,7 @@ from workers.errors import ModelRefused
 from workers.model.decoding.decoder import Decoder, open_decoder
 from workers.model.division import build_arguments, require_divided
 from workers.model.layers import attention
+from workers.model.layers.experts import choose_experts
 from workers.model.layers.kinds import read_plan
 from workers.model.layers.latent import keep_latents
 from workers.model.layers.rotations import find_rotations
@@ -226,6 +227,7 @@ def load_model(
         _refuse_offloaded(module)
     elif group.count == 1:
         nn.Module.to(module, device)
+    choose_experts(module)
     if quantize:
         quantize_linears(module, quantize)
     model = adopt(module, group)

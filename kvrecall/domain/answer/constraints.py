@@ -9,7 +9,7 @@ from typing import Any
 # white space until the limit, if it could.
 _SPACE = r"( |\n {0,12})?"
 
-UNGUIDED_CALLS = frozenset({"response_template", "gemma", "function-gemma"})
+UNGUIDED_CALLS = frozenset({"response_template"})
 """The forms of calls (`WorkerInfo.call_format`) that are known to be read only: no grammar holds them."""
 
 TAGGED_CALLS = frozenset({"qwen-xml", "glm", "minimax"})
@@ -18,15 +18,11 @@ TAGGED_CALLS = frozenset({"qwen-xml", "glm", "minimax"})
 KEYED_CALLS = frozenset({"lfm2", "olmo"})
 """The forms of calls in which each argument is JSON behind its key."""
 
+RAW_CALLS = frozenset({"gemma", "function-gemma"})
+"""The forms of calls whose texts are raw between marks of their own, in arrays and objects as well."""
+
 TEXT_GRAMMAR = "x-grammar"
 """Keyword of a text's schema: the grammar that the text follows, in Lark's syntax."""
-
-# Keywords that a grammar of single arguments follows: of all together, and of one that is text as it is.
-_OF_ALL = frozenset(
-    {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-)
-_OF_TEXT = frozenset({"type", "enum", "const", TEXT_GRAMMAR})
-_NOTES = frozenset({"$schema", "$id", "$comment", "title", "description", "default", "examples"})
 
 
 class ToolChoice(StrEnum):
@@ -64,21 +60,6 @@ FREE = Constraint()
 def to_grammar_schema(schema: dict[str, Any], strict: bool) -> dict[str, Any]:
     """Return a schema with the options of llguidance that gateway and worker compile it with."""
     return {**schema, "x-guidance": {"whitespace_pattern": _SPACE, "lenient": not strict}}
-
-
-def find_unheld(schema: dict[str, Any], call_format: str) -> str:
-    """Return a keyword of a tool's schema that calls of a form cannot be held to; empty if none is."""
-    if call_format not in TAGGED_CALLS | KEYED_CALLS:
-        return ""
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    beside = sorted(set(schema) - _OF_ALL - _NOTES)
-    if not set(schema.get("required") or ()) <= set(known):
-        beside.append("required")
-    for name, value in known.items() if call_format in TAGGED_CALLS else ():
-        if isinstance(value, dict) and value.get("type") == "string":
-            beside += [f"properties.{name}.{key}" for key in sorted(set(value) - _OF_TEXT - _NOTES)]
-    return beside[0] if beside else ""
 
 
 def get_tool(text: str) -> tuple[str, dict[str, Any], bool]:

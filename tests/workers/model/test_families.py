@@ -12,8 +12,6 @@ from reference import MODEL_PATH
 from tests.workers.conftest import WAIT, answer_of
 from tests.workers.model.architectures.building import build
 from tests.workers.model.architectures.family import PROMPT, TOKENS, Family, words
-from tests.workers.model.architectures.full_attention import DENSE, MIXTURES
-from tests.workers.model.architectures.latent import LATENTS
 from tests.workers.model.architectures.left_out import (
     forget_states,
     halve_windows,
@@ -22,17 +20,14 @@ from tests.workers.model.architectures.left_out import (
     leave_out_sinks,
     leave_out_soft_cap,
 )
-from tests.workers.model.architectures.recurrent import RECURRENT
 from tests.workers.model.architectures.refused import REFUSED
-from tests.workers.model.architectures.windows import WINDOWED
-from tests.workers.model.architectures.wrappers import WRAPPERS
+from tests.workers.model.architectures.served import SERVED
 from workers.errors import ModelRefused
 from workers.model.loader import adopt
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SERVED = DENSE | MIXTURES | WINDOWED | LATENTS | RECURRENT | WRAPPERS
 NEAR = 0.5
 """Nats between an answer's next tokens and the model's own, on average. Without retrieval it is more."""
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from kvrecall.domain.answer.constraints import (
     FREE,
     KEYED_CALLS,
+    RAW_CALLS,
     TAGGED_CALLS,
     UNGUIDED_CALLS,
     Constraint,
@@ -124,6 +125,7 @@ def test_gateway_and_worker_agree_on_what_a_grammar_can_hold() -> None:
     rows = {row.name: row for _, row in _FAMILIES}
     assert set(rows) == set(SPELLED) | TAGGED, "each is written in the tests"
     own = {name: row.grammar.parameters for name, row in rows.items() if row.grammar}
+    assert {name for name, row in rows.items() if row.grammar and row.grammar.quote} == RAW_CALLS
     assert {"response_template", *rows} - set(own) == UNGUIDED_CALLS
     assert {name for name, form in own.items() if form and not form.quoted} == TAGGED_CALLS
     assert {name for name, form in own.items() if form and form.quoted} == KEYED_CALLS

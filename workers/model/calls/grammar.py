@@ -29,7 +29,8 @@ class CallGrammar:
 
     Each call is `opening`, in which `{name}` stands for the tool's, its arguments, and `closing`.
     `separator`: between two calls; None if there is one at most. `parameters`: how arguments are
-    written that are no JSON object.
+    written that are no JSON object. `quote`: the mark around texts, of arguments that are an object
+    with bare keys and raw texts.
     """
 
     opening: tuple[str, ...]
@@ -38,6 +39,7 @@ class CallGrammar:
     before: str = ""
     after: str = ""
     parameters: Parameters | None = None
+    quote: str = ""
 
     @property
     def pieces(self) -> tuple[str, ...]:
@@ -45,4 +47,4 @@ class CallGrammar:
         between = self.separator or ()
         own = self.parameters
         tags = (own.before, own.between, own.after) if own else ()
-        return (*self.opening, *self.closing, *between, self.before, self.after, *tags)
+        return (*self.opening, *self.closing, *between, self.before, self.after, self.quote, *tags)

@@ -22,7 +22,7 @@ def find_latent_layers(module: nn.Module) -> Iterator[Any]:
             yield part
 
 
-def find_read_weights(module: nn.Module) -> set[nn.Module]:
+def find_read_weights(module: nn.Module) -> set[nn.Linear]:
     """Find the linear layers whose weights are read as such, so that none may be packed or quantized."""
     return {part.kv_b_proj for part in find_latent_layers(module)}
 

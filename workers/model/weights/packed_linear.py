@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.model.layers.latent import find_read_weights
+from workers.model.weights.share_left import log_share_left
 from workers.primitives.products import cpu_has_bfloat16
 
 _ONEDNN = torch.ops.mkldnn  # what torch's own compiler packs the weights of a frozen model with
@@ -35,10 +36,12 @@ def can_pack(module: nn.Module) -> bool:
 def pack_linears(module: nn.Module) -> None:
     """Replace the linear layers in the module by packed ones, layer by layer.
 
-    Projections of latents stay: their weights are read. A weight that is tied to an embedding is then
-    in memory twice.
+    Projections of latents stay, whose weights are read, and experts, whose weights are no linear
+    layers: the log says what share of the numbers they are. A weight that is tied to an embedding is
+    then in memory twice.
     """
     kept = find_read_weights(module)
+    log_share_left(module, "weights are not packed")
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and child not in kept:

@@ -7,14 +7,12 @@ are slow at many tokens at once; those run over the same values in bfloat16.
 from dataclasses import dataclass
 from typing import Literal
 
-import structlog
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workers.model.layers.latent import find_read_weights
-
-_log = structlog.get_logger(__name__)
+from workers.model.weights.share_left import log_share_left
 
 Quantization = Literal["int8", "int4"]
 
@@ -109,26 +107,16 @@ def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> None
     """Replace the linear layers of a bfloat16 model on a CPU by quantized ones, layer by layer.
 
     The output layer, often tied to the embedding, stays as it is: its errors are errors of the
-    logits. So do layers of shapes that torch's kernels do not take, the projections of latents, and
-    experts, whose weights are no linear layers: the log says what share of the numbers they are.
+    logits. So do layers of shapes that torch's kernels do not take. The projections of latents stay,
+    and experts, whose weights are no linear layers: the log says what share of the numbers they are.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    kept = {head, *find_read_weights(model)}
-    _warn_of_experts(model)
+    kept: set[nn.Module] = {head, *find_read_weights(model)}
+    log_share_left(model, "weights are not quantized")
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and child not in kept and _has_kernel(child):
                 setattr(parent, name, QuantizedLinear(child, quantization))
-
-
-def _warn_of_experts(model: PreTrainedModel) -> None:
-    """Log the share of a model's numbers that are experts' and stay as they are, if it has any."""
-    total = experts = 0
-    for name, weight in model.named_parameters():
-        total += weight.numel()
-        experts += weight.numel() if ".experts." in name and weight.dim() > 1 else 0
-    if experts:
-        _log.warning("experts are not quantized", share=round(experts / total, 3))
 
 
 def _has_kernel(linear: nn.Linear) -> bool:

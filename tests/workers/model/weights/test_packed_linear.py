@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import nn
 
+from tests.workers.model.architectures.building import build
+from tests.workers.model.architectures.latent import LATENTS
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.model import loader
@@ -42,6 +45,32 @@ def test_every_linear_layer_is_replaced_and_nothing_else() -> None:
     kinds = [type(each) for each in module.modules() if not list(each.children())]
     assert kinds == [nn.Embedding, PackedLinear, nn.SiLU, PackedLinear]
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+
+
+def test_the_share_of_the_weights_that_stay_is_in_the_log() -> None:
+    """Experts that are one tensor and projections that are read: the others are linear layers or embeddings."""
+    model: nn.Module = build(LATENTS["deepseek_v3"])
+    model.to(DTYPE)
+    total = sum(each.numel() for each in model.parameters())
+    kept = {
+        "experts": sum(w.numel() for name, w in model.named_parameters() if ".experts." in name),
+        "latents": sum(w.numel() for name, w in model.named_parameters() if "kv_b_proj" in name),
+    }
+    with capture_logs() as logs:
+        pack_linears(model)
+    left = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    assert sum(each.weight.numel() for each in left) == kept["latents"] > 0
+    assert {log["event"]: (log["share"], log["experts"], log["latents"]) for log in logs} == {
+        "weights are not packed": tuple(
+            round(count / total, 3) for count in (sum(kept.values()), *kept.values())
+        )
+    }
+
+
+def test_nothing_is_said_of_a_model_all_of_whose_linear_layers_are_packed() -> None:
+    with capture_logs() as logs:
+        pack_linears(nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 8)).to(DTYPE))
+    assert logs == []
 
 
 def test_only_bfloat16_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

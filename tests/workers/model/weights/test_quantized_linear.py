@@ -202,5 +202,6 @@ def test_a_model_with_latents_is_quantized_but_for_what_is_read(tmp_path: Path) 
     layer = model.module.model.layers[0].self_attn
     assert isinstance(layer.kv_b_proj, nn.Linear)
     assert model.shape.latent
-    warned = [log for log in logs if log["event"] == "experts are not quantized"]
-    assert 0 < warned[0]["share"] < 1
+    warned = [log for log in logs if log["event"] == "weights are not quantized"]
+    assert len(warned) == 1
+    assert 0 < warned[0]["latents"] < warned[0]["experts"] < warned[0]["share"] < 1
