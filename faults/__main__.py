@@ -4,6 +4,7 @@
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from faults import report
+from faults.rig import redis_servers
 from faults.rolling import command as rolling
 from faults.runs import DRILL_ROUND, SETUPS, TURNS, TURNS_OF_RANKS, Plan, Run
 from kvrecall_server.reporting.results import build_results
@@ -20,13 +22,8 @@ RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "faults.json"
 UNFINISHED = 3
 
 
-def main() -> None:
-    """Read the command line, run, print and write the counts.
-
-    Exits with 1 on failures, with 3 if rounds are left to a later call.
-    """
-    if sys.argv[1:2] == [rolling.NAME]:
-        rolling.main(sys.argv[2:])
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
@@ -48,11 +45,28 @@ def main() -> None:
         help="tokens of the model's context, such as 256: sessions go on behind it. Default: its own",
     )
     parser.add_argument(
+        "--redis",
+        help=f"the Redis servers: one of {', '.join(redis_servers.PACKAGED)} or a program. Default: "
+        f"what {redis_servers.VARIABLE} names, else the first",
+    )
+    parser.add_argument(
         "--work", type=Path, help="folder of the rounds' findings; done rounds are not run again"
     )
     parser.add_argument("--minutes", type=float, help="begin no round later than this")
     parser.add_argument("--out", type=Path, default=RESULT)
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Read the command line, run, print and write the counts.
+
+    Exits with 1 on failures, with 3 if rounds are left to a later call.
+    """
+    if sys.argv[1:2] == [rolling.NAME]:
+        rolling.main(sys.argv[2:])
+    given = build_parser().parse_args()
+    if given.redis is not None:
+        os.environ[redis_servers.VARIABLE] = given.redis
     plan = Plan(
         given.seed,
         given.faults,

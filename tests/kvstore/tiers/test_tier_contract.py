@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 import torch
 
+from faults.rig.redis_servers import OTHER_KINDS
 from kvstore.errors import StoreClosedError, TierFullError
 from kvstore.format.codec import encode_page
 from kvstore.format.page import PageId, PageLayout
@@ -25,7 +26,10 @@ MakePage = Callable[..., tuple[PageId, bytes]]
 Until = Callable[..., None]
 
 
-@pytest.fixture(params=["ram", "nvme", "bounded", "redis", "redis_cluster", "bucket"])
+KINDS_OF_TIERS = ["ram", "nvme", "bounded", "redis", "redis_cluster", "bucket"]
+
+
+@pytest.fixture(params=[*KINDS_OF_TIERS, *OTHER_KINDS])
 def open_tier(
     request: pytest.FixtureRequest,
     layout: PageLayout,
@@ -34,7 +38,11 @@ def open_tier(
 ) -> Callable[[int], Tier]:
     """Factory `open_tier(pages)`: a tier with room for about that many pages."""
     kind = request.param
-    server = request.getfixturevalue(f"{kind}_url") if kind.startswith("redis") else ""
+    server = ""
+    if kind in OTHER_KINDS:
+        server = request.getfixturevalue("redis_servers")(kind).url
+    elif kind.startswith("redis"):
+        server = request.getfixturevalue(f"{kind}_url")
     address = request.getfixturevalue("bucket") if kind == "bucket" else None
     # Shared tiers let deleted pages go later: so soon here.
     monkeypatch.setattr(redis_tier, "_CONDEMNED_MILLISECONDS", 50)

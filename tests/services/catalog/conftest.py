@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from faults.rig.redis_servers import OTHER_KINDS
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import (
     Fidelity,
@@ -47,21 +48,31 @@ def keyring() -> Keyring:
     return parse_keyring(make_line("operator"))
 
 
-@pytest.fixture(params=["sqlite", "encrypted-sqlite", "redis", "encrypted-redis", "cluster"])
+CATALOGS = ["sqlite", "encrypted-sqlite", "redis", "encrypted-redis", "cluster"]
+
+
+@pytest.fixture(params=[*CATALOGS, *OTHER_KINDS])
 async def catalog(
     request: pytest.FixtureRequest, tmp_path: Path, keyring: Keyring
 ) -> AsyncIterator[Catalog]:
-    """An empty catalog: in a file, on one Redis server, and on a cluster of six; two are encrypted."""
+    """An empty catalog: in a file, on one server of each kind, and on a cluster of six; two are encrypted."""
     catalog: Catalog
     keys = keyring if request.param.startswith("encrypted") else None
     if request.param.endswith("sqlite"):
         catalog = await SqliteCatalog.open(tmp_path / "catalog.db", keyring=keys)
     else:
-        is_cluster = request.param == "cluster"
-        url = request.getfixturevalue("redis_cluster_url" if is_cluster else "redis_url")
+        url = find_url(request)
         catalog = await RedisCatalog.open(redis_client(url), uuid4().hex, keyring=keys)
     yield catalog
     await catalog.close()
+
+
+def find_url(request: pytest.FixtureRequest) -> str:
+    """Return the URL of the servers that a parameter of `catalog` names."""
+    if request.param in OTHER_KINDS:
+        return str(request.getfixturevalue("redis_servers")(request.param).url)
+    is_cluster = request.param == "cluster"
+    return str(request.getfixturevalue("redis_cluster_url" if is_cluster else "redis_url"))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from kvrecall_server.app.redis import redis_client
 from services.cluster.pool import WorkerPool
 from services.cluster.registry import RedisRegistry
 from services.cluster.settings import WireSettings
+from tests.every_redis import every_redis
 from workers.rpc.registration import Registration
 
 
@@ -65,6 +66,7 @@ async def test_workers_join_drain_and_leave(url: str) -> None:
     await registry.close()
 
 
+@every_redis
 async def test_a_record_expires_unless_its_worker_renews_it(
     redis_url: str,
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_record_expires_unless_its_worker_renews_it(
     await registry.close()
 
 
+@every_redis
 async def test_deployments_on_one_redis_do_not_see_each_other(redis_url: str) -> None:
     ours = uuid4().hex
     theirs = uuid4().hex
@@ -102,6 +105,7 @@ async def test_deployments_on_one_redis_do_not_see_each_other(redis_url: str) ->
     await one.stop()
 
 
+@every_redis
 async def test_an_unreachable_redis_stops_no_worker(redis_process: Callable[..., Any]) -> None:
     server = redis_process()
     namespace = uuid4().hex

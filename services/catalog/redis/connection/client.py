@@ -209,7 +209,7 @@ class CatalogRedis:
 
         async def run() -> Any:
             guarded = await self._guard(command)
-            return await self._run_replicated(await self._get_server(key), guarded)
+            return await self._run_replicated(key, await self._get_server(key), guarded)
 
         return await self._retry(run)
 
@@ -236,13 +236,13 @@ class CatalogRedis:
         with suppress(*_FAILURES):
             await self._client.aclose()
 
-    async def _run_replicated(self, server: Redis | ClusterNode, command: Command) -> Any:
+    async def _run_replicated(self, key: str, server: Redis | ClusterNode, command: Command) -> Any:
         name = server.name if isinstance(server, ClusterNode) else ""
         try:
             if name not in self._replicated:
                 (info,) = await self._run_alone(server, [_HISTORY])
                 self._replicated[name] = Replication.read(info).has_replicas
-            return await self._run_known(name, server, command)
+            return await self._run_known(name, key, server, command)
         except _FAILURES:
             # Another server may be the primary now: connections that are idle may lead to this one.
             self._replicated.pop(name, None)
@@ -250,34 +250,38 @@ class CatalogRedis:
                 await server.connection_pool.disconnect(inuse_connections=False)
             raise
 
-    async def _run_known(self, name: str, server: Redis | ClusterNode, command: Command) -> Any:
+    async def _run_known(
+        self, name: str, key: str, server: Redis | ClusterNode, command: Command
+    ) -> Any:
         """Run a write to a server of which it is known whether it has replicas."""
         if not self._replicated[name]:
             info, reply = await self._run_alone(server, [_HISTORY, command])
             found = Replication.read(info)
             self._replicated[name] = found.has_replicas
             if found.has_replicas:
-                await self._await_copy(server, found.history)
+                await self._await_copy(key, server, found.history)
             return reply
-        # In one batch: Valkey's WAIT waits for the writes of its own connection alone.
+        # In one batch: WAIT of Valkey and of Redis 8 waits for the writes of its own connection alone.
         reply, info, _, after = await _exchange(server, [command, _HISTORY, self._wait, _HISTORY])
         written = Replication.read(info)
         self._replicated[name] = written.has_replicas
         if written.has_replicas and not Replication.read(after).has_copy(written):
-            await self._await_copy(server, written.history)
+            await self._await_copy(key, server, written.history)
         return reply
 
-    async def _await_copy(self, server: Redis | ClusterNode, history: str) -> None:
+    async def _await_copy(self, key: str, server: Redis | ClusterNode, history: str) -> None:
         """Wait until a replica has all that the server has now.
 
-        Also for a repeated write that changes nothing: of it no WAIT of Valkey knows, so what replicas
-        have confirmed is compared. Raises HistoryChangedError and TimeoutError.
+        Also for a repeated write that changes nothing: of it no such WAIT knows, so a fence is written,
+        and what replicas have confirmed is compared. Raises HistoryChangedError and TimeoutError.
         """
+        # Without a fence replicas confirm once a second. While a catalog is opened there is no namespace.
+        fence = [_build_fence(self._identity.keys.namespace, key)] if self._identity else []
         clock = asyncio.get_running_loop().time
         last = clock() + self._timeout_seconds
         wanted: Replication | None = None
         while True:
-            info, _, after = await _exchange(server, [_HISTORY, self._wait, _HISTORY])
+            info, *_, after = await _exchange(server, [_HISTORY, *fence, self._wait, _HISTORY])
             wanted, found = wanted or Replication.read(info), Replication.read(after)
             if found.history != history:
                 raise HistoryChangedError("the primary changed during a write")
@@ -416,6 +420,14 @@ async def _exchange(server: Redis | ClusterNode, commands: Sequence[Command]) ->
         if isinstance(reply, Exception):
             raise reply
     return replies
+
+
+def _build_fence(namespace: str, key: str) -> Command:
+    """Build a write to the slot of `key` that leaves nothing, so that WAIT waits for all before it."""
+    head, opened, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    name = f"{head}{{{tag}}}:fence" if opened and closed and tag else f"{namespace}:fence:{{{key}}}"
+    return ("EVAL", scripts.WRITE_FENCE, 1, name)
 
 
 def _build_failure(error: Exception) -> CatalogError:

@@ -14,11 +14,14 @@ from kvstore.format.codec import encode_page
 from kvstore.format.page import PageId, PageLayout
 from kvstore.tiers.redis import tier as redis_tier
 from kvstore.tiers.redis.tier import RedisTier
+from tests.every_redis import every_redis
 from tests.kvstore.page_ids import make_id, make_ids
 
 MakePage = Callable[..., tuple[PageId, bytes]]
 OpenTier = Callable[..., RedisTier]
 Until = Callable[..., None]
+
+pytestmark = every_redis
 
 
 @pytest.fixture

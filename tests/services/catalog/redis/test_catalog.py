@@ -30,6 +30,7 @@ from services.catalog.records import (
 )
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.redis.connection.client import CatalogRedis
+from tests.every_redis import every_redis
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -86,6 +87,7 @@ async def proxy(redis_server: Any) -> AsyncIterator[CuttingProxy]:
     await proxy.stop()
 
 
+@every_redis
 async def test_a_commit_whose_reply_was_lost_is_applied_once_and_acknowledged(
     open_catalog: Open,
     proxy: CuttingProxy,
@@ -121,6 +123,7 @@ async def test_a_commit_whose_reply_was_lost_is_applied_once_and_acknowledged(
     assert await catalog.sessions.get_ids() == ["child"]
 
 
+@every_redis
 async def test_a_commit_that_is_cut_repeatedly_is_applied_once(
     open_catalog: Open, proxy: CuttingProxy, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
@@ -132,6 +135,7 @@ async def test_a_commit_that_is_cut_repeatedly_is_applied_once(
     assert len(await catalog.turns.get_after("s", 0, 9)) == 1
 
 
+@every_redis
 async def test_a_repeated_commit_returns_its_first_result_even_after_a_takeover(
     open_catalog: Open,
     proxy: CuttingProxy,
@@ -191,6 +195,7 @@ def talk_on(make_session: MakeSession, make_turn: MakeTurn) -> TalkOn:
     return begin
 
 
+@every_redis
 async def test_acknowledged_commits_survive_kill_9_of_the_server(
     open_catalog: Open, redis_process: Callable[..., Any], talk_on: TalkOn
 ) -> None:
@@ -205,6 +210,7 @@ async def test_acknowledged_commits_survive_kill_9_of_the_server(
     await talk.compare()
 
 
+@every_redis
 async def test_a_failover_behind_sentinels_loses_nothing_acknowledged(
     open_catalog: Open, redis_behind_sentinels: tuple[Any, Any, str], talk_on: TalkOn
 ) -> None:
@@ -241,6 +247,7 @@ def promote(node: Any) -> None:
             time.sleep(0.2)
 
 
+@every_redis
 async def test_a_primary_that_is_demoted_before_a_replica_has_confirmed_is_asked_again(
     redis_process: Callable[..., Any],
 ) -> None:
@@ -256,6 +263,7 @@ async def test_a_primary_that_is_demoted_before_a_replica_has_confirmed_is_asked
     await catalog.close()
 
 
+@every_redis
 async def test_two_gateways_see_the_same_catalog(
     open_catalog: Open, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
@@ -308,6 +316,7 @@ async def test_namespaces_do_not_see_each_other(
         await other.sessions.get("s")
 
 
+@every_redis
 async def test_an_unreachable_or_refusing_server_is_an_error_without_the_password(
     open_catalog: Open, redis_process: Callable[..., Any]
 ) -> None:
@@ -321,6 +330,7 @@ async def test_an_unreachable_or_refusing_server_is_an_error_without_the_passwor
     assert "wrong-word" not in str(caught.value) + str(unreachable.value)
 
 
+@every_redis
 async def test_a_server_without_memory_applies_no_part_of_a_commit(
     open_catalog: Open,
     redis_process: Callable[..., Any],
@@ -350,6 +360,7 @@ async def test_a_cancelled_read_ends(open_catalog: Open, redis_url: str) -> None
             assert reading.cancelled()
 
 
+@every_redis
 async def test_a_commit_without_a_replica_is_not_acknowledged(
     redis_behind_sentinels: tuple[Any, Any, str],
     open_catalog: Open,
@@ -366,3 +377,24 @@ async def test_a_commit_without_a_replica_is_not_acknowledged(
     replica.signal(signal.SIGCONT)
     await catalog.leases.take_over("s", "w")
     assert replica.client.hget(f"{namespace}:{{s}}", "epoch") == b"2"
+
+
+@every_redis
+async def test_a_write_that_changes_nothing_is_confirmed_in_one_more_exchange(
+    redis_process: Callable[..., Any],
+    open_catalog: Open,
+    make_session: MakeSession,
+    until: Callable[..., None],
+) -> None:
+    """Replicas confirm on their own once a second, and a session is listed again once it is created."""
+    primary = redis_process("repl-diskless-sync-delay 0")
+    replica = redis_process(f"replicaof 127.0.0.1 {primary.port}")
+    await asyncio.to_thread(until, lambda: replica.client.role()[3] == b"connected")
+    catalog = await open_catalog(primary.url)
+    primary.client.config_resetstat()
+    for number in range(5):
+        await catalog.sessions.create(make_session(f"s{number}"), b"", None)
+    waits = primary.client.info("commandstats")["cmdstat_wait"]["calls"]
+    assert 5 * 5 <= waits <= 5 * 7, "five writes a creation, and a fence or two"
+    assert not primary.client.keys("*fence*")
+    assert replica.client.dbsize() == primary.client.dbsize()
