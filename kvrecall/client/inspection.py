@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -31,6 +31,7 @@ class TurnSpan:
 class LoggedTurn:
     """Committed turn of the log: its input `messages`, what was generated as `answer`, its tokens.
 
+    `seconds` are by phase, `phase_starts` those from `started_at` to each phase's first beginning.
     `request_id` and `trace_id` are of the request that ran it, None where there is none.
     """
 
@@ -61,6 +62,7 @@ class LoggedTurn:
     remembered: TurnRemembered | None
     request_id: str | None = None
     trace_id: str | None = None
+    phase_starts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,8 @@ class TurnOutcome:
     `repairs` are those since the previous turn; `own_repair` is the last of them when the turn ran
     it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
-    lost. `seconds` are by phase. `stop_sequence` is the one that the answer ended at, if any.
+    lost. `seconds` are by phase, `phase_starts` those from the turn's arrival to each phase's first
+    beginning, empty in turns that were stored without. `stop_sequence` is the one that the answer ended at, if any.
     `reasoning_tokens` of the output are not of the answer itself. `deferred_tokens` at the
     session's end wait for the next repair before a turn. The last `recorded_tokens` of the prompt
     are recorded text that was appended as an answer's tokens are. `logprobs` are those of the
@@ -221,6 +222,7 @@ class TurnOutcome:
     rewrite: Rewrite | None = None
     request_id: str = ""
     trace_id: str = ""
+    phase_starts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def dropped_tokens(self) -> int:

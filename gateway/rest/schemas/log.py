@@ -24,8 +24,9 @@ class LoggedTurn(client.LoggedTurn):
     `messages` are its input, `answer` what was generated, null where nothing was. `worker` ran it,
     after `retries` others were lost. `settled_tokens` of `prefilled_tokens` were of the answer
     before, and computed again. `dropped_tokens` of the turns before are gone since: reasoning that the
-    chat template drops. Positions are those at the turn's end. `request_id` and `trace_id` are of the
-    request that ran it: log lines and traces have them.
+    chat template drops. Positions are those at the turn's end. `seconds` are by phase, `phase_starts`
+    those from `started_at` to each phase's first beginning, empty in older turns. `request_id` and
+    `trace_id` are of the request that ran it: log lines and traces have them.
     """
 
     # The client reads both forms of a message as one.
