@@ -162,6 +162,15 @@ class RememberedReport:
 
 
 @dataclass(frozen=True)
+class Sender:
+    """Who sent a turn: through which API, with the key of which id, and which program, by its own word."""
+
+    api: str
+    key: str | None = None
+    client: str | None = None
+
+
+@dataclass(frozen=True)
 class TurnOutcome:
     """The result of a committed turn; it is stored with the turn.
 
@@ -183,7 +192,7 @@ class TurnOutcome:
     of a turn with sparse blocks, `retrieval` of one with steps that retrieved, `remembered` of one
     that was given passages of a memory. `opening` is what
     the client began the message with. `rewrite` is of the tokens before the turn's own. `request_id`
-    and `trace_id` are of the request that ran it, empty where there is none.
+    and `trace_id` are of the request that ran it, empty where there is none, `sender` is who sent that.
     """
 
     session: str
@@ -223,6 +232,7 @@ class TurnOutcome:
     request_id: str = ""
     trace_id: str = ""
     phase_starts: Mapping[str, float] = field(default_factory=dict)
+    sender: Sender | None = None
 
     @property
     def dropped_tokens(self) -> int:

@@ -9,7 +9,7 @@ from kvrecall.domain.fairness.share import Share
 from kvrecall.domain.messages import Message
 from kvrecall.domain.phases import Phase
 from kvrecall.domain.repairs import due_repairs
-from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.reports import Sender, TurnOutcome
 from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest
 from kvrecall.protocol.convert import (
@@ -29,6 +29,7 @@ from kvrecall.protocol.convert import (
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import current_span
 from kvrecall.telemetry.wire import get_request_id
+from services.access.principals import get_current_principal
 from services.catalog.records import IdempotencyKey
 from services.cluster.prompt_family import prompt_family
 from services.conversations.histories import extend
@@ -184,6 +185,7 @@ class TurnContext:
             rewrite=rewrite_from_wire(done),
             request_id=get_request_id(),
             trace_id=current_span().trace_id,
+            sender=_get_sender(),
         )
 
     def _time_phases(self, done: pb.TurnDone) -> dict[str, float]:
@@ -194,3 +196,11 @@ class TurnContext:
         if self.remembered is not None:
             seconds[Phase.FIND] = self.remembered.seconds
         return seconds | dict(done.seconds)
+
+
+def _get_sender() -> Sender | None:
+    """Return who sent the request that runs here; None outside of requests."""
+    principal = get_current_principal()
+    if principal is None or not principal.api:
+        return None
+    return Sender(principal.api, principal.key or None, principal.client or None)

@@ -117,15 +117,29 @@ def test_the_log_has_all_messages_and_links_to_their_tokens(
 def test_a_turn_names_the_request_that_ran_it(
     served: Console, watched: Open, client: KvrecallClient
 ) -> None:
-    session = client.create_session(metadata={"name": "ids"}).id
+    session = client.create_session().id
     names = {"x-request-id": "r-17", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    names["user-agent"] = "agent/7 (a test)"
     body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
     httpx.post(
         f"{served.url}/v1/sessions/{session}/turns", json=body, headers=names, timeout=60
     ).raise_for_status()
     page = watched(served.session(session, "turns"))
-    expect(page.get_by_role("article")).to_contain_text(f"request r-17 · trace {'ab' * 16}")
-    expect(page.locator(".figures")).to_contain_text("name: ids")
+    origin = f"request r-17 · trace {'ab' * 16} · through REST API · client agent/7"
+    expect(page.get_by_role("article")).to_contain_text(origin)
+
+
+def test_a_session_is_titled_by_its_name_and_its_id_is_beside_it(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    session = client.create_session(metadata={"name": "Ann's research", "team": "red"}).id
+    page = watched(served.session(session, "turns"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("Turns of Ann's research")
+    expect(page).to_have_title("Turns of Ann's research · kvrecall")
+    expect(page.locator(".page-head")).to_contain_text(session)
+    expect(page.locator(".figures")).to_contain_text("name: Ann's research, team: red")
+    page.get_by_role("link", name="Forks").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Forks of Ann's research")
 
 
 def test_the_memory_after_an_earlier_turn_is_a_forks(

@@ -65,6 +65,22 @@ function MemoryThen({ session, turn, readOnly }) {
     <${Failure} error=${error} />`;
 }
 
+/** Names of the APIs that turns are sent through. */
+const APIS = { rest: 'REST API', grpc: 'gRPC API', openai: 'OpenAI’s API', anthropic: 'Anthropic’s API' };
+
+/** The request that ran a turn: its ids, and who sent it. */
+function Origin({ turn }) {
+  const { sender } = turn;
+  const parts = [
+    turn.request_id && html`request <code>${turn.request_id}</code>`,
+    turn.trace_id && html`trace <code>${turn.trace_id}</code>`,
+    sender && `through ${APIS[sender.api] ?? sender.api}`,
+    sender?.key && html`key <code>${sender.key}</code>`,
+    sender?.client && html`client <code>${sender.client}</code>`,
+  ].filter(Boolean);
+  return parts.length > 0 && html`<p class="note">${parts.map((part, index) => [index > 0 && ' · ', part])}</p>`;
+}
+
 function Costs({ turn }) {
   const facts = [
     `${plural(turn.prompt_tokens, 'token')} in`,
@@ -82,5 +98,5 @@ function Costs({ turn }) {
   return html`
     <${Phases} taken=${turn.seconds} starts=${turn.phase_starts} />
     <p class="note">${facts.join(' · ')}</p>
-    ${turn.request_id && html`<p class="note">request <code>${turn.request_id}</code>${turn.trace_id && html` · trace <code>${turn.trace_id}</code>`}</p>`}`;
+    <${Origin} turn=${turn} />`;
 }
