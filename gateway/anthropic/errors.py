@@ -72,5 +72,5 @@ def to_anthropic_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     return AnthropicError(error=error, request_id=request_id).model_dump(exclude_none=True)
 
 
-ANTHROPIC_FORMAT = VendorFormat((_PATH,), AnthropicError, to_anthropic_error)
+ANTHROPIC_FORMAT = VendorFormat("anthropic", (_PATH,), AnthropicError, to_anthropic_error)
 """The form of answers of Anthropic's API."""

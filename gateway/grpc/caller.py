@@ -8,7 +8,7 @@ from gateway.http.middleware import choose_request_id
 from gateway.http.scopes import Rule, get_rule
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.protocol.sessions_v1 import REQUEST_ID_KEY, TENANT_KEY
-from services.access.principals import Credentials
+from services.access.principals import Credentials, name_client
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -52,6 +52,11 @@ def read_credentials(metadata: Metadata, peer: str) -> Credentials:
     key = bearer.strip() if scheme.lower() == "bearer" else ""
     other = (_get_all(metadata, "x-api-key") or [""])[0]
     return Credentials(key or other or None, tenants[0] if tenants else None, _read_address(peer))
+
+
+def read_client(metadata: Metadata) -> str:
+    """Return the program that a call's client says that it is."""
+    return name_client((_get_all(metadata, "user-agent") or [""])[0])
 
 
 def read_request_id(metadata: Metadata) -> str:

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_status.rpc_status import to_status
 from pydantic import ValidationError
 
-from gateway.grpc.caller import get_rule_of_call, read_credentials, read_request_id
+from gateway.grpc.caller import get_rule_of_call, read_client, read_credentials, read_request_id
 from gateway.grpc.errors import CallRefused, build_status
 from gateway.grpc.servicer import SessionsServicer
 from gateway.grpc.spans import begin_call_span, build_trace_metadata, end_call_span
@@ -161,7 +162,8 @@ class CallHandlers:
                 trailing += build_rate_headers(admitted.rates).items()
                 context.set_trailing_metadata(tuple(trailing))
                 bind_tenant(admitted.principal.tenant)
-                with acting_as(admitted.principal):
+                client = read_client(context.invocation_metadata() or ())
+                with acting_as(replace(admitted.principal, api="grpc", client=client)):
                     yield admitted.principal
                 status = grpc.StatusCode.OK
             except Exception as error:

@@ -1,23 +1,25 @@
 """Authentication of requests: key, scope, rate and room, before any route sees one."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import service_error_response
+from gateway.http.errors import find_format, service_error_response
 from gateway.http.scopes import get_rule
 from gateway.http.tenants import TENANT_HEADER
 from gateway.observation.identity import bind_tenant
 from kvrecall.domain.errors import InvalidRequest, ServiceError
 from services.access.control import AccessControl
-from services.access.principals import Credentials, acting_as
+from services.access.principals import Credentials, Principal, acting_as, name_client
 from services.access.rates import RateReport, Window
 
 _TENANT = TENANT_HEADER.lower().encode()
 _AUTHORIZATION = b"authorization"
 _API_KEY = b"x-api-key"
 _IDEMPOTENCY_KEY = b"idempotency-key"
+_USER_AGENT = b"user-agent"
 _CREDENTIALS = frozenset({_TENANT, _AUTHORIZATION, _API_KEY})
 
 
@@ -61,7 +63,7 @@ class Authentication:
                 MutableHeaders(scope=message).update(lines)
             await send(message)
 
-        with acting_as(admitted.principal):
+        with acting_as(_describe_sender(admitted.principal, scope)):
             bind_tenant(admitted.principal.tenant)
             # In place: middleware around this one reads the route from the scope afterwards.
             scope["headers"] = _set_tenant(scope["headers"], admitted.principal.tenant)
@@ -103,6 +105,14 @@ def _read_credentials(scope: Scope) -> Credentials:
     return Credentials(
         key or given.get(_API_KEY) or None, given.get(_TENANT), client[0] if client else ""
     )
+
+
+def _describe_sender(principal: Principal, scope: Scope) -> Principal:
+    """Add the API and the client of a request to its principal."""
+    vendor = find_format(scope)
+    agent = next((value for name, value in scope["headers"] if name == _USER_AGENT), b"")
+    api = "rest" if vendor is None else vendor.name
+    return replace(principal, api=api, client=name_client(agent.decode("latin-1")))
 
 
 def _set_tenant(headers: Iterable[tuple[bytes, bytes]], tenant: str) -> list[tuple[bytes, bytes]]:

@@ -90,12 +90,14 @@ class VendorFormat:
     """The form of another vendor's API, for answers of the routes of that API.
 
     Attributes:
+        name: Of the vendor, in lower case.
         paths: The beginnings of its routes' paths, each with a slash at the end.
         error_body: Schema of the bodies of its responses with an error.
         to_error: Converts the members of a problem to its error object.
         build_headers: Builds headers that each of its answers has, from the seconds to its first byte.
     """
 
+    name: str
     paths: tuple[str, ...]
     error_body: type[BaseModel]
     to_error: Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -113,5 +113,5 @@ def _build_headers(seconds: float) -> list[tuple[bytes, bytes]]:
     ]
 
 
-OPENAI_FORMAT = VendorFormat(_PATHS, OpenAIError, to_openai_error, _build_headers)
+OPENAI_FORMAT = VendorFormat("openai", _PATHS, OpenAIError, to_openai_error, _build_headers)
 """The form of answers of OpenAI's API."""

@@ -42,6 +42,7 @@ from kvrecall.client.inspection import (
     PauseCall,
     Pauses,
     TurnLog,
+    TurnSender,
     TurnSpan,
     Version,
 )
@@ -181,6 +182,7 @@ __all__ = [
     "TurnPrefill",
     "TurnRemembered",
     "TurnRetrieval",
+    "TurnSender",
     "TurnSpan",
     "TurnStream",
     "Usage",

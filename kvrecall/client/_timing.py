@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-_PHASES_BEFORE_FIRST_TOKEN = ("waiting", "queued", "repair", "prefill", "first_token")
+_PHASES_BEHIND = ("append", "decode", "evict", "flush")
 
 
 def seconds_to_first_token(seconds: Mapping[str, float]) -> float:
@@ -10,4 +10,4 @@ def seconds_to_first_token(seconds: Mapping[str, float]) -> float:
 
     For a turn that appends a recorded reply: up to the point at which generation could have begun.
     """
-    return sum(seconds.get(phase, 0.0) for phase in _PHASES_BEFORE_FIRST_TOKEN)
+    return sum(value for phase, value in seconds.items() if phase not in _PHASES_BEHIND)

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -28,10 +28,24 @@ class TurnSpan:
 
 
 @dataclass(frozen=True)
+class TurnSender:
+    """Who sent a turn: `api` is `rest`, `grpc`, `openai` or `anthropic`, `key` the id of an API key.
+
+    `client` is the program, by the first words of its `User-Agent`. None where they are not known.
+    """
+
+    api: str
+    key: str | None
+    client: str | None
+
+
+@dataclass(frozen=True)
 class LoggedTurn:
     """Committed turn of the log: its input `messages`, what was generated as `answer`, its tokens.
 
-    `request_id` and `trace_id` are of the request that ran it, None where there is none.
+    `seconds` are by phase, `phase_starts` those from `started_at` to each phase's first beginning.
+    `request_id` and `trace_id` are of the request that ran it, None where there is none, `sender` is who
+    sent that, None in older turns.
     """
 
     turn: int
@@ -61,6 +75,8 @@ class LoggedTurn:
     remembered: TurnRemembered | None
     request_id: str | None = None
     trace_id: str | None = None
+    phase_starts: Mapping[str, float] = field(default_factory=dict)
+    sender: TurnSender | None = None
 
 
 @dataclass(frozen=True)

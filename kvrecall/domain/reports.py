@@ -162,13 +162,23 @@ class RememberedReport:
 
 
 @dataclass(frozen=True)
+class Sender:
+    """Who sent a turn: through which API, with the key of which id, and which program, by its own word."""
+
+    api: str
+    key: str | None = None
+    client: str | None = None
+
+
+@dataclass(frozen=True)
 class TurnOutcome:
     """The result of a committed turn; it is stored with the turn.
 
     `repairs` are those since the previous turn; `own_repair` is the last of them when the turn ran
     it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
-    lost. `seconds` are by phase. `stop_sequence` is the one that the answer ended at, if any.
+    lost. `seconds` are by phase, `phase_starts` those from the turn's arrival to each phase's first
+    beginning, empty in turns that were stored without. `stop_sequence` is the one that the answer ended at, if any.
     `reasoning_tokens` of the output are not of the answer itself. `deferred_tokens` at the
     session's end wait for the next repair before a turn. The last `recorded_tokens` of the prompt
     are recorded text that was appended as an answer's tokens are. `logprobs` are those of the
@@ -182,7 +192,7 @@ class TurnOutcome:
     of a turn with sparse blocks, `retrieval` of one with steps that retrieved, `remembered` of one
     that was given passages of a memory. `opening` is what
     the client began the message with. `rewrite` is of the tokens before the turn's own. `request_id`
-    and `trace_id` are of the request that ran it, empty where there is none.
+    and `trace_id` are of the request that ran it, empty where there is none, `sender` is who sent that.
     """
 
     session: str
@@ -221,6 +231,8 @@ class TurnOutcome:
     rewrite: Rewrite | None = None
     request_id: str = ""
     trace_id: str = ""
+    phase_starts: Mapping[str, float] = field(default_factory=dict)
+    sender: Sender | None = None
 
     @property
     def dropped_tokens(self) -> int:

@@ -485,6 +485,7 @@ class StubWorker:
             output_tokens=len(spoken),
             memory=self._memory(request.session),
             seconds={"prefill": 0.25, "decode": 0.75},
+            phase_starts={"prefill": 0.0, "decode": 0.25},
             state=state,
             durable=self.durable,
             utterance_tokens=utterance_tokens(request) + [len(spoken)] * (message is not None),

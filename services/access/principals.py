@@ -21,6 +21,7 @@ class Scope(StrEnum):
 TENANT_NAME = r"[A-Za-z0-9._-]+"
 MAX_TENANT_LENGTH = 64
 ALL_SCOPES = frozenset(Scope)
+_PROGRAM = re.compile(r"[\w.+-]{1,40}(/[\w.+-]{1,40})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,29 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Principal:
-    """The sender of a request. `key` is the id of its key, empty without one."""
+    """The sender of a request. `key` is the id of its key, empty without one.
+
+    `api` is the API that it was sent through, and `client` the program that sent it, by its own word;
+    empty where they are not known.
+    """
 
     tenant: str
     scopes: frozenset[Scope] = ALL_SCOPES
     key: str = ""
+    api: str = ""
+    client: str = ""
 
     def require(self, scopes: Iterable[Scope]) -> None:
         """Raise InsufficientScope unless the principal has one of the scopes."""
         wanted = sorted(scopes)
         if not self.scopes.intersection(wanted):
             raise InsufficientScope(wanted)
+
+
+def name_client(user_agent: str) -> str:
+    """Return the program that a request's `User-Agent` names first, as `name/version`, if it is plain."""
+    found = _PROGRAM.match(user_agent)
+    return "" if found is None else found[0]
 
 
 def is_tenant_name(name: str) -> bool:

@@ -1,8 +1,10 @@
 """The times of a turn."""
 
 import time
+from collections.abc import Mapping
 
 from kvrecall.domain.events import TurnTiming
+from kvrecall.domain.phases import Phase
 
 
 class TurnClock:
@@ -10,6 +12,8 @@ class TurnClock:
 
     def __init__(self) -> None:
         self._arrived = time.monotonic()
+        self._asked = 0.0
+        self._starts: dict[str, float] = {Phase.WAITING: 0.0}
         self._first: float | None = None
         self._last: float | None = None
         self._commit_began: float | None = None
@@ -22,6 +26,21 @@ class TurnClock:
     def seconds_since(self, moment: float | None) -> float | None:
         """Seconds from an earlier moment to the turn's arrival; None without such a moment."""
         return None if moment is None else max(0.0, self._arrived - moment)
+
+    def begin_phase(self, phase: Phase) -> None:
+        """Note that a phase of the service begins, if the turn has it."""
+        self._starts[phase] = self.elapsed
+
+    def ask_worker(self) -> None:
+        """Note that a worker is asked for the turn."""
+        self._asked = self.elapsed
+
+    def place_phases(self, of_worker: Mapping[str, float]) -> dict[str, float]:
+        """Return the seconds from the turn's arrival to the beginning of each phase.
+
+        `of_worker`: those of the worker that was asked last, from its request's arrival there.
+        """
+        return {**self._starts, **{name: self._asked + at for name, at in of_worker.items()}}
 
     def note_token(self) -> None:
         """Note that a token of the answer has come."""

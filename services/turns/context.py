@@ -7,8 +7,9 @@ from hashlib import blake2b
 from kvrecall.domain.events import TurnRun, TurnStart
 from kvrecall.domain.fairness.share import Share
 from kvrecall.domain.messages import Message
+from kvrecall.domain.phases import Phase
 from kvrecall.domain.repairs import due_repairs
-from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.reports import Sender, TurnOutcome
 from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest
 from kvrecall.protocol.convert import (
@@ -28,6 +29,7 @@ from kvrecall.protocol.convert import (
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import current_span
 from kvrecall.telemetry.wire import get_request_id
+from services.access.principals import get_current_principal
 from services.catalog.records import IdempotencyKey
 from services.cluster.prompt_family import prompt_family
 from services.conversations.histories import extend
@@ -140,10 +142,9 @@ class TurnContext:
         )
         own_repair = repair_from_wire(done.repair) if done.HasField("repair") else None
         repairs = self.session.repairs
-        match = self.match
-        matching = {} if match is None else {"match": match.seconds}
-        remembered = self.remembered
-        finding = {} if remembered is None else {"find": remembered.seconds}
+        match, remembered = self.match, self.remembered
+        seconds = self._time_phases(done)
+        starts = self.clock.place_phases(done.phase_starts)
         return TurnOutcome(
             session=self.live.id,
             turn=self.plan.number,
@@ -154,7 +155,8 @@ class TurnContext:
             output_tokens=done.output_tokens,
             memory=memory_from_wire(done.memory, done.durable),
             repairs=repairs if own_repair is None else (*repairs, own_repair),
-            seconds={"waiting": self.waited, **matching, **finding, **dict(done.seconds)},
+            seconds=seconds,
+            phase_starts={each: round(starts[each], 6) for each in seconds if each in starts},
             fidelity=fidelity_from_wire(done),
             own_repair=own_repair,
             episode=None
@@ -183,4 +185,22 @@ class TurnContext:
             rewrite=rewrite_from_wire(done),
             request_id=get_request_id(),
             trace_id=current_span().trace_id,
+            sender=_get_sender(),
         )
+
+    def _time_phases(self, done: pb.TurnDone) -> dict[str, float]:
+        """Seconds by phase, those of the service before those of the worker."""
+        seconds: dict[str, float] = {Phase.WAITING: self.waited}
+        if self.match is not None:
+            seconds[Phase.MATCH] = self.match.seconds
+        if self.remembered is not None:
+            seconds[Phase.FIND] = self.remembered.seconds
+        return seconds | dict(done.seconds)
+
+
+def _get_sender() -> Sender | None:
+    """Return who sent the request that runs here; None outside of requests."""
+    principal = get_current_principal()
+    if principal is None or not principal.api:
+        return None
+    return Sender(principal.api, principal.key or None, principal.client or None)

@@ -25,6 +25,7 @@ from kvrecall.domain.events import (
     TurnStarted,
 )
 from kvrecall.domain.fairness.share import DECODED_TOKENS, Share
+from kvrecall.domain.phases import Phase
 from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.sessions.state_machine import SessionEvent
 from kvrecall.domain.settings.session import RepairTrigger
@@ -179,10 +180,12 @@ class TurnRunner:
         publish(started)
         self._context.events.publish(started)
         waited = clock.elapsed
+        clock.begin_phase(Phase.MATCH)
         match = await self._router.match(session, plan.messages)
         info = await self._describe_worker()
         earlier = remembered = None
         if not request.prompt:
+            clock.begin_phase(Phase.FIND)
             remembered = await self._memory.find(session, plan.messages, info.page_tokens)
         if session.turns and not request.prompt:
             earlier = await read_log_end(self._context.catalog, session, plan.messages, info)
@@ -279,6 +282,7 @@ class TurnRunner:
         started = committed = False
         planned = pb.TurnPlanned()
         while True:
+            turn.clock.ask_worker()
             try:
                 async with aclosing(self._context.worker.turn(request)) as events:
                     async for event in events:

@@ -11,10 +11,12 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from kvrecall.client import KvrecallClient, NotFound
+from kvrecall.domain.phases import Phase
 from tests.console.served import ON_CALL, SMALL_TALK, Console
 
 Open = Callable[..., Page]
 PAGES = ("", "sessions", "workers", "methods", "playground")
+PHASES = [phase.replace("_", " ") for phase in Phase]
 SESSION_PAGES = ("", "turns", "repairs", "episodes", "forks")
 
 
@@ -115,15 +117,29 @@ def test_the_log_has_all_messages_and_links_to_their_tokens(
 def test_a_turn_names_the_request_that_ran_it(
     served: Console, watched: Open, client: KvrecallClient
 ) -> None:
-    session = client.create_session(metadata={"name": "ids"}).id
+    session = client.create_session().id
     names = {"x-request-id": "r-17", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    names["user-agent"] = "agent/7 (a test)"
     body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
     httpx.post(
         f"{served.url}/v1/sessions/{session}/turns", json=body, headers=names, timeout=60
     ).raise_for_status()
     page = watched(served.session(session, "turns"))
-    expect(page.get_by_role("article")).to_contain_text(f"request r-17 · trace {'ab' * 16}")
-    expect(page.locator(".figures")).to_contain_text("name: ids")
+    origin = f"request r-17 · trace {'ab' * 16} · through REST API · client agent/7"
+    expect(page.get_by_role("article")).to_contain_text(origin)
+
+
+def test_a_session_is_titled_by_its_name_and_its_id_is_beside_it(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    session = client.create_session(metadata={"name": "Ann's research", "team": "red"}).id
+    page = watched(served.session(session, "turns"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("Turns of Ann's research")
+    expect(page).to_have_title("Turns of Ann's research · kvrecall")
+    expect(page.locator(".page-head")).to_contain_text(session)
+    expect(page.locator(".figures")).to_contain_text("name: Ann's research, team: red")
+    page.get_by_role("link", name="Forks").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Forks of Ann's research")
 
 
 def test_the_memory_after_an_earlier_turn_is_a_forks(
@@ -333,15 +349,38 @@ def test_phases_have_colours_by_name_in_the_order_of_time(
     page = watched(served.session(talk, "turns"))
     expect(page.get_by_role("article").first).to_be_visible()
     found: dict[str, set[str]] = {}
-    order = ["waiting", "queued", "switch", "repair", "share", "prefill", "append", "first token"]
-    order += ["decode", "evict", "flush"]
     for legend in page.locator("ul.legend").all():
         names = []
         for item in legend.locator("li").all():
-            name = re.sub(r" [\d.]+ m?s$", "", item.inner_text().strip())
+            name = re.sub(r" [\d.]+ m?s( after [\d.]+ m?s)?$", "", item.inner_text().strip())
             style = item.locator(".swatch").get_attribute("style") or ""
             found.setdefault(name, set()).add(style)
             names.append(name)
-        assert names == sorted(names, key=order.index)
+        assert names == sorted(names, key=PHASES.index)
     assert {"prefill", "decode"} <= found.keys()
     assert all(len(styles) == 1 for styles in found.values())
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_phase_of_a_turn_is_shown_with_its_beginning_and_a_colour_of_its_own(
+    served: Console, watched: Open, talk: str, theme: str
+) -> None:
+    page = watched(served.page("methods"), color_scheme=theme)
+    log = served.get(f"/v1/sessions/{talk}/turns", limit=1)
+    shuffled = sorted(Phase)
+    log["turns"][0] |= {
+        "seconds": dict.fromkeys(shuffled, 0.25),
+        "phase_starts": {phase: 2.0 * place for place, phase in enumerate(Phase)},
+    }
+    page.route("**/turns?*", lambda route: route.fulfill(json=log))
+    page.goto(served.session(talk, "turns"))
+    listed = page.get_by_role("article").locator(".legend li")
+    starts = ["", *(f" after {2 * place:.2f} s" for place in range(1, 5))]
+    expect(listed).to_have_count(len(PHASES))
+    shown = listed.all_inner_texts()
+    assert [text.partition(" 250 ms")[0] for text in shown] == PHASES
+    assert [text.partition(" 250 ms")[2] for text in shown][:5] == starts
+    background = "elements => elements.map(each => getComputedStyle(each).backgroundColor)"
+    colors = page.locator(".legend .swatch").evaluate_all(background)
+    assert len(set(colors)) == len(PHASES)
+    assert page.locator(".bar > span").evaluate_all(background) == colors

@@ -11,6 +11,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from kvrecall.domain.phases import Phase
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
 from kvrecall.telemetry.stopwatch import record_phase
@@ -96,7 +97,7 @@ class JobRunner:
             job.running = running
             self._engine.host_cache.pin(job.session)
             job.queued_seconds = time.perf_counter() - job.submitted
-            job.context.run(record_phase, "queued", job.submitted, began)
+            job.context.run(record_phase, Phase.QUEUED, job.submitted, began)
         self.active.append(job)
 
     def advance(self, steps: Sequence[tuple[Job, int | None]]) -> None:
@@ -312,7 +313,7 @@ class JobRunner:
             # Behind the job, not before it: the first token waits for the rows of the slot alone.
             self._engine.store.prefetch(job.session)
         if isinstance(value, pb.TurnDone):
-            value.seconds["queued"] = job.queued_seconds
+            _add_queue(value, job.queued_seconds)
         if not self._group.lead(resolve(job.result, value)) and not job.read_only:
             # Cancelled in its last step: the session's new state will never be committed.
             self._discard_session(job)
@@ -328,3 +329,11 @@ class JobRunner:
         if session is not None:
             self.idle.use(name, time.monotonic())
             self.idle.measure(name, session.nbytes)
+
+
+def _add_queue(done: pb.TurnDone, seconds: float) -> None:
+    """Put the time in the queue before the phases that a turn reports of itself."""
+    for phase, start in list(done.phase_starts.items()):
+        done.phase_starts[phase] = start + seconds
+    done.seconds[Phase.QUEUED] = seconds
+    done.phase_starts[Phase.QUEUED] = 0.0

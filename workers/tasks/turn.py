@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from kvrecall.domain.answer.constraints import ToolChoice
 from kvrecall.domain.messages import Sampling
+from kvrecall.domain.phases import Phase
 from kvrecall.domain.rewrites.rewrite import Rewrite
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -84,7 +85,7 @@ class _TurnRun:
 
     done: pb.TurnDone
     emit: Emit
-    watch: Stopwatch
+    watch: Stopwatch[Phase]
     before_step: Callable[[int], Steps[None]]
 
 
@@ -119,7 +120,7 @@ def run_turn(
     if plan.rewrite is not None:
         yield from apply_rewrite(engine, resident, plan.rewrite, request.earlier)
         done.rewrite.MergeFrom(convert.rewrite_to_wire(plan.rewrite))
-        run.watch.lap("rewrite")
+        run.watch.lap(Phase.REWRITE)
     before = yield from _begin(engine, resident, plan, run)
     yield from _switch_and_repair(engine, resident, plan, run)
     prefilled = yield from _prefill(engine, resident, plan, run)
@@ -150,6 +151,7 @@ def run_turn(
     _count_tokens(done, plan, token_ids)
     done.pending_pages = len(session.pending) // engine.store.layout.page_tokens
     done.seconds.update(run.watch.seconds)
+    done.phase_starts.update(run.watch.starts)
     session.dirty = False
     return done
 
@@ -164,7 +166,7 @@ def _begin(
     settled = run.done.settled_tokens = yield from settle(engine, resident)
     engine.metrics.inc("worker_settled_tokens_total", settled, when="turn")
     if settled:
-        run.watch.lap("settle")
+        run.watch.lap(Phase.SETTLE)
     session.clear_turn()
     session.turn_start = session.length
     return _Before(session.length, tuple(session.pending))
@@ -267,14 +269,14 @@ def _switch_and_repair(
     if plan.episode is not None:
         yield from wait_for_writes(engine, resident.session)
         run.done.switched.CopyFrom(switch(engine, resident, request.episode, plan.episode))
-        run.watch.lap("switch")
+        run.watch.lap(Phase.SWITCH)
     if not request.repair or not resident.config.repair_rows:
         return
     if not engine.cache.holds_all(resident.slot, resident.session.length):
         signal, asked = yield from build_signal(engine, resident, plan.messages, plan.prompt)
         report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
         run.done.repair.CopyFrom(report)
-        run.watch.lap("repair")
+        run.watch.lap(Phase.REPAIR)
 
 
 def _prefill(
@@ -295,13 +297,13 @@ def _prefill(
     elif not (plan.looks_at_all or resident.session.length or resident.session.pending):
         taken = yield from take_prefix(engine, resident, plan.prompt[:own])
         run.done.shared_pages = taken // engine.store.layout.page_tokens
-        watch.lap("share")
+        watch.lap(Phase.SHARE)
     if plan.remembered:
         before = len(resident.session.pending) + own - taken
         splice, report = yield from prepare_splice(engine, resident, plan.remembered, before)
         run.done.remembered.CopyFrom(report)
         run.done.remembered.behind = own
-        watch.lap("remember")
+        watch.lap(Phase.REMEMBER)
     recorded = any(segment.recorded for segment in plan.segments)
     scores = None if most is None else PromptScores(engine.grammars, plan.prompt[0], most)
     prefilled = yield from prefill(
@@ -309,7 +311,7 @@ def _prefill(
         resident,
         skip_tokens(plan.segments, taken),
         keep_distribution=request.keep_distribution or compares,
-        on_prompt_end=lambda: watch.lap("prefill") if recorded else None,
+        on_prompt_end=lambda: watch.lap(Phase.PREFILL) if recorded else None,
         on_block=lambda tokens: watch.mark("block", tokens=tokens),
         answers=request.generate,
         before_step=run.before_step,
@@ -321,7 +323,7 @@ def _prefill(
         run.done.prompt_logprobs.extend(scores.reported)
     run.done.prefilled_tokens = run.done.settled_tokens + prefilled.tokens
     run.done.recorded_tokens = prefilled.recorded
-    watch.lap("append" if recorded else "prefill")
+    watch.lap(Phase.APPEND if recorded else Phase.PREFILL)
     return prefilled
 
 
@@ -335,8 +337,8 @@ def _generate(
     """Decode the answer, each token streamed as it is generated."""
 
     def emit(emitted: Emitted) -> None:
-        if "first_token" not in run.watch.seconds:
-            run.watch.split("first_token")
+        if Phase.FIRST_TOKEN not in run.watch.seconds:
+            run.watch.split(Phase.FIRST_TOKEN)
         chunk = pb.TokenChunk(
             ids=[emitted.token],
             text=emitted.piece.text,
@@ -358,7 +360,7 @@ def _generate(
         engine.group,
     )
     session.forget_last(truncate(engine.caches, resident, start + len(answer.token_ids) - 1))
-    run.watch.lap("decode")
+    run.watch.lap(Phase.DECODE)
     return answer
 
 
@@ -453,10 +455,10 @@ def _evict_and_flush(
     session.promoted_rows = 0
     end_rows(engine, resident, before.length, [*before.pending, *token_ids])
     session.clear_turn()
-    run.watch.lap("evict")
+    run.watch.lap(Phase.EVICT)
     yield engine.store_io.flush(session)
     run.done.durable = all(engine.group.gather(engine.store_io.wait_written(session)))
-    run.watch.lap("flush")
+    run.watch.lap(Phase.FLUSH)
     run.done.memory.CopyFrom(engine.memory(session))
     run.done.state.CopyFrom(engine.snapshot(session))
 

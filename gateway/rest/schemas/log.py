@@ -24,8 +24,10 @@ class LoggedTurn(client.LoggedTurn):
     `messages` are its input, `answer` what was generated, null where nothing was. `worker` ran it,
     after `retries` others were lost. `settled_tokens` of `prefilled_tokens` were of the answer
     before, and computed again. `dropped_tokens` of the turns before are gone since: reasoning that the
-    chat template drops. Positions are those at the turn's end. `request_id` and `trace_id` are of the
-    request that ran it: log lines and traces have them.
+    chat template drops. Positions are those at the turn's end. `seconds` are by phase, `phase_starts`
+    those from `started_at` to each phase's first beginning, empty in older turns. `request_id` and
+    `trace_id` are of the request that ran it: log lines and traces have them. `sender` is who
+    sent that, null in older turns.
     """
 
     # The client reads both forms of a message as one.
@@ -68,6 +70,7 @@ def _to_logged_turn(record: TurnRecord) -> LoggedTurn:
         worker=outcome.worker or None,
         request_id=outcome.request_id or None,
         trace_id=outcome.trace_id or None,
+        sender=copy_optional(client.TurnSender, outcome.sender),
         episode=copy_optional(client.TurnEpisode, outcome.episode),
         memory=to_turn_memory(outcome),
         reselections=copy_optional(client.Reselections, outcome.reselections),

@@ -146,6 +146,18 @@ async def test_a_key_in_the_wrong_place_is_not_repeated(rpc: Any, make: MakeKey)
     assert key[12:] not in str(refused.value.trailing_metadata())
 
 
+async def test_the_log_names_the_sender_of_a_turn(rpc: Any, make: MakeKey) -> None:
+    key = await make("ann", *Scope)
+    session = (await rpc.stub.CreateSession(pb.CreateSessionRequest(), metadata=bearer(key))).id
+    sent = pb.SendTurnRequest(session=session, messages=USER)
+    await rpc.stub.SendTurn(sent, metadata=bearer(key))
+    (turn,) = await rpc.catalog.turns.get_after(session, 0, 1)
+    sender = turn.outcome.sender
+    assert sender is not None
+    assert (sender.api, sender.key) == ("grpc", key[4:12])
+    assert sender.client.startswith("grpc-python-asyncio/")
+
+
 class TestRates:
     @pytest.fixture
     def access_settings(self) -> AccessSettings:

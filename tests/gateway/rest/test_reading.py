@@ -62,6 +62,8 @@ class TestTurns:
         assert (one["worker"], one["retries"], one["durable"]) == ("one", 0, True)
         started, committed = map(datetime.fromisoformat, (one["started_at"], one["committed_at"]))
         assert started <= committed <= datetime.fromisoformat(two["started_at"])
+        assert one["phase_starts"].keys() == one["seconds"].keys()
+        assert one["phase_starts"]["waiting"] == 0.0
 
     async def test_the_log_is_read_in_pages(self, api: Any) -> None:
         session = await api.session()

@@ -131,7 +131,7 @@ def test_a_request_id_that_is_no_plain_text_is_not_read(text: str) -> None:
 def test_phases_are_counted_and_recorded_one_after_the_other(
     tracer: OtelTracer, exported: InMemorySpanExporter
 ) -> None:
-    watch = Stopwatch()
+    watch = Stopwatch[str]()
     with under(tracer.begin("turn", "server", {})):
         watch.mark("block", tokens=64)
         watch.lap("prefill")
@@ -150,6 +150,11 @@ def test_phases_are_counted_and_recorded_one_after_the_other(
     recorded = (decode.end_time - decode.start_time + again.end_time - again.start_time) / 1e9
     counted = watch.seconds["first_token"] + watch.seconds["decode"]
     assert recorded == pytest.approx(counted, abs=1e-4)
+    seconds, starts = watch.seconds, watch.starts
+    assert starts["prefill"] == 0.0
+    assert starts["first_token"] == pytest.approx(seconds["prefill"])
+    # Its first beginning, though it was counted twice.
+    assert starts["decode"] == pytest.approx(seconds["prefill"] + seconds["first_token"])
 
 
 class StuckExporter(SpanExporter):

@@ -49,6 +49,17 @@ async def test_a_turn_is_told_in_order_and_is_committed_when_it_ends(harness) ->
     assert turn.outcome.seconds["decode"] == 0.75
 
 
+async def test_phases_are_placed_from_the_turns_arrival_on(harness) -> None:
+    session = await harness.session()
+    outcome = await harness.say(session, HELLO)
+    starts = outcome.phase_starts
+    assert list(starts) == list(outcome.seconds) == ["waiting", "prefill", "decode"]
+    assert starts["waiting"] == 0.0
+    # The worker says both from the arrival of its request, which came behind the wait.
+    assert starts["prefill"] >= outcome.seconds["waiting"]
+    assert starts["decode"] - starts["prefill"] == pytest.approx(0.25, abs=1e-5)
+
+
 async def test_turns_follow_each_other_without_opening_the_session_again(harness) -> None:
     session = await harness.session()
     for number in (1, 2, 3):

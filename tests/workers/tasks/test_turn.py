@@ -1,11 +1,13 @@
 """A turn says what the model would say, within its bounds, or changes nothing."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
+from kvrecall.domain.phases import Phase
 from workers.errors import BadMessages, BadSettings, NotComparable, TurnTooLong, UnknownSession
 
 FAMILIES = ("reference", "llama", "qwen2", "qwen3", "mistral")
@@ -262,6 +264,12 @@ def test_phases_are_timed_and_text_is_streamed(
     assert {"queued", "repair", "prefill", "first_token", "decode", "evict", "flush"} <= set(
         done.seconds
     )
+    in_order = [phase for phase in Phase if phase in done.seconds]
+    assert sorted(done.phase_starts, key=lambda each: done.phase_starts[each]) == in_order
+    assert done.phase_starts["queued"] == 0.0
+    for before, after in pairwise(in_order):
+        ended = done.phase_starts[before] + done.seconds[before]
+        assert done.phase_starts[after] == pytest.approx(ended)
     assert worker.shown().strip() == done.message.content
     assert [t for event in worker.events["s"] for t in event.token.ids][
         : done.output_tokens

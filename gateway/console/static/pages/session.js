@@ -2,7 +2,7 @@
 /** The frame of a session's pages: its heading, state and tabs, and the one stream that they share. */
 import { Failure, Figures, Freshness, PageHead, State } from '../components/basics.js';
 import { sessionPath } from '../core/api.js';
-import { count, moment, plural } from '../core/format.js';
+import { count, moment, plural, shorten } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
 import { sessionAddress } from '../core/router.js';
 import { html, useState } from '../core/ui.js';
@@ -22,6 +22,9 @@ const TABS = {
   forks: ['Forks', ForksPage],
 };
 
+/** Most characters of a session's name in a heading. */
+const NAME_LENGTH = 80;
+
 /** @param {string} page */
 export function isSessionPage(page) {
   return Object.hasOwn(TABS, page);
@@ -32,8 +35,10 @@ export function SessionFrame({ id, page, readOnly }) {
   const { session, version, live, gone, resource } = useSession(id);
   const { error, reload } = resource;
   const [title, Page] = TABS[page];
+  const name = session?.metadata.name;
   return html`
-    <${PageHead} title=${`${title} of ${id}`} key=${page}>
+    <${PageHead} title=${`${title} of ${name ? shorten(name, NAME_LENGTH) : id}`} key=${page}>
+      ${name && html`<code class="note">${id}</code>`}
       ${session && html`<${State} state=${session.state} />`}
       ${session && html`<${Freshness} live=${live} resource=${resource} />`}
       ${session && html`<${SessionActions} session=${session} readOnly=${readOnly} />`}

@@ -1,32 +1,17 @@
 // @ts-check
 /** The committed log of a session: messages of each turn, and what the turn cost. */
-import { Bar, Empty, Failure, Loaded } from '../components/basics.js';
+import { Empty, Failure, Loaded } from '../components/basics.js';
 import { Messages } from '../components/message.js';
+import { Phases } from '../components/phases.js';
 import { sessionPath } from '../core/api.js';
 import { useBusy } from '../core/busy.js';
-import { count, moment, plural, seconds, words } from '../core/format.js';
+import { count, moment, plural, words } from '../core/format.js';
 import { useResource } from '../core/resource.js';
 import { readNumber, sessionAddress, useQuery } from '../core/router.js';
 import { html, useEffect, useRef } from '../core/ui.js';
 import { forkAt } from './forks.js';
 
 const SHOWN = 20;
-/** Colours of a turn's phases, in the order of time: a bar of them reads like the turn. */
-const PHASES = {
-  waiting: '--control',
-  queued: '--muted',
-  switch: '--bad',
-  repair: '--map-promoted',
-  share: '--good',
-  prefill: '--span-user',
-  append: '--map-active',
-  first_token: '--accent',
-  decode: '--map-active',
-  evict: '--warn',
-  flush: '--span-assistant',
-};
-const OTHER_PHASE = '--text';
-
 /** @param {{session: any, version: number, readOnly: boolean}} props */
 export function TurnsPage({ session, version, readOnly }) {
   const [query] = useQuery();
@@ -80,23 +65,23 @@ function MemoryThen({ session, turn, readOnly }) {
     <${Failure} error=${error} />`;
 }
 
-/**
- * The phases that took time, in the order of time; unknown ones at the end.
- * @param {Record<string, number>} seconds
- * @returns {Array<[string, number]>}
- */
-function sortPhases(seconds) {
-  const order = Object.keys(PHASES);
-  const place = (/** @type {string} */ name) => (order.includes(name) ? order.indexOf(name) : order.length);
-  const taken = Object.entries(seconds).filter(([, value]) => value > 0);
-  return taken.sort(([one], [other]) => place(one) - place(other));
+/** Names of the APIs that turns are sent through. */
+const APIS = { rest: 'REST API', grpc: 'gRPC API', openai: 'OpenAI’s API', anthropic: 'Anthropic’s API' };
+
+/** The request that ran a turn: its ids, and who sent it. */
+function Origin({ turn }) {
+  const { sender } = turn;
+  const parts = [
+    turn.request_id && html`request <code>${turn.request_id}</code>`,
+    turn.trace_id && html`trace <code>${turn.trace_id}</code>`,
+    sender && `through ${APIS[sender.api] ?? sender.api}`,
+    sender?.key && html`key <code>${sender.key}</code>`,
+    sender?.client && html`client <code>${sender.client}</code>`,
+  ].filter(Boolean);
+  return parts.length > 0 && html`<p class="note">${parts.map((part, index) => [index > 0 && ' · ', part])}</p>`;
 }
 
 function Costs({ turn }) {
-  const phases = sortPhases(turn.seconds);
-  const total = phases.reduce((sum, [, value]) => sum + value, 0);
-  const color = (/** @type {string} */ name) => `var(${PHASES[name] ?? OTHER_PHASE})`;
-  const text = phases.map(([name, value]) => `${words(name)} ${seconds(value)}`).join(', ');
   const facts = [
     `${plural(turn.prompt_tokens, 'token')} in`,
     `${plural(turn.output_tokens, 'token')} out`,
@@ -111,10 +96,7 @@ function Costs({ turn }) {
     turn.memory.repair.repairs > 0 && `${plural(turn.memory.repair.repairs, 'repair')} before it, ${plural(turn.memory.repair.promoted, 'token')} brought back`,
   ].filter(Boolean);
   return html`
-    ${phases.length > 0 && html`<${Bar} total=${total} text=${`${seconds(total)}: ${text}`}
-      parts=${phases.map(([name, value]) => ({ name, value, color: color(name) }))} />
-    <ul class="legend">${phases.map(([name, value]) => html`<li key=${name}>
-      <span class="swatch" style=${{ background: color(name) }}></span>${words(name)} ${seconds(value)}</li>`)}</ul>`}
+    <${Phases} taken=${turn.seconds} starts=${turn.phase_starts} />
     <p class="note">${facts.join(' · ')}</p>
-    ${turn.request_id && html`<p class="note">request <code>${turn.request_id}</code>${turn.trace_id && html` · trace <code>${turn.trace_id}</code>`}</p>`}`;
+    <${Origin} turn=${turn} />`;
 }
