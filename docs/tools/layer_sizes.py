@@ -39,11 +39,13 @@ class Sizes:
     def to_row(self) -> str:
         """Write the type's row of the table."""
         tokens = sum(kind.token_bytes for kind in self.kinds)
+        chosen = sum(kind.token_bytes for kind in self.kinds if "attention" in kind.name)
         state = sum(kind.state_bytes for kind in self.kinds)
         layers = ", ".join(f"{kind.layers} {kind.name}" for kind in self.kinds)
         states = f"{state / _MIB:,.1f} MiB" if state else "-"
         interval = f"{-(-state // tokens):,}" if state else "-"
-        return f"| `{self.name}` | {layers} | {tokens / _KIB:,.1f} KiB | {states} | {interval} |"
+        sizes = f"{tokens / _KIB:,.1f} KiB | {chosen / _KIB:,.1f} KiB"
+        return f"| `{self.name}` | {layers} | {sizes} | {states} | {interval} |"
 
 
 def measure(name: str) -> Sizes:
@@ -54,8 +56,10 @@ def measure(name: str) -> Sizes:
 
 def main() -> None:
     """Print the table."""
-    print("| type | layers | stored for a token | a state | tokens with as many bytes |")
-    print("| --- | --- | --- | --- | --- |")
+    print(
+        "| type | layers | stored for a token | without windows | a state | tokens with as many bytes |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
     for name in sys.argv[1:] or FAMILIES:
         print(measure(name).to_row(), flush=True)
 

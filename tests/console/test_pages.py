@@ -79,6 +79,24 @@ def test_the_overview_counts_turns_and_names_what_is_wrong(
     expect(page.locator("dd", has_text="reference")).to_be_visible()
 
 
+def test_the_overview_says_what_layers_keep_and_the_bytes(served: Console, watched: Open) -> None:
+    """Of the served model, whose layers are alike, and of one with windows and states."""
+    page = watched(served.page())
+    model = served.get("/v1/worker")
+    (kind,) = model["layer_kinds"]
+    figures = page.locator(".figures").first
+    expect(figures).to_contain_text(f"{model['layers']} layers, {model['kv_heads']} KV heads")
+    stored = figures.locator("div", has_text="Stored").locator("dd")
+    expect(stored).to_have_text(f"{kind['token_bytes'] / 1024:.2f} KiB a token")
+    state = {"name": "recurrent state", "layers": 3, "token_bytes": 0, "state_bytes": 3 << 20}
+    window = {"name": "window of 48 tokens", "layers": 2, "token_bytes": 1 << 14, "state_bytes": 0}
+    model["layer_kinds"] = [{**kind, "token_bytes": 1 << 13}, window, state]
+    page.route("**/v1/worker", lambda route: route.fulfill(json=model))
+    page.reload()
+    expect(figures).to_contain_text("2 × window of 48 tokens, 3 × recurrent state")
+    expect(stored).to_have_text("24.0 KiB a token, and 3.00 MiB a state")
+
+
 def test_sessions_are_filtered_by_address_and_change_live(
     served: Console, watched: Open, client: KvrecallClient, talk: str
 ) -> None:

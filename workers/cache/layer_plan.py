@@ -39,3 +39,8 @@ class LayerPlan:
             *([f"the rows of layer {self.shared[layer]}"] if layer in self.shared else []),
         ]
         return " and ".join(kinds) or "no past"
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the layers, for messages."""
+        return sorted({self.describe(layer) for layer in range(self.n_layers)})

@@ -60,6 +60,14 @@ def read_plan(config: PreTrainedConfig) -> LayerPlan:
     )
 
 
+def refuse_running(name: str, plan: LayerPlan, error: Exception) -> ModelRefused:
+    """Build the refusal of a model that fails in a pass, with what its layers keep."""
+    return ModelRefused(
+        f"{name} (layers with {', '.join(plan.kinds)}) does not run with kvrecall's attention and cache: "
+        f"{error}"
+    )
+
+
 def _read_layers(config: PreTrainedConfig) -> tuple[list[str], list[dict[str, Any]]]:
     """Read each layer's type and the settings of its cache."""
     try:

@@ -17,6 +17,7 @@ from workers.cache.caches import Caches
 from workers.cache.layer_plan import LayerPlan
 from workers.errors import ModelRefused
 from workers.model.layers import attention
+from workers.model.layers.kinds import refuse_running
 from workers.model.layers.latent import expand_latents, keep_latents
 
 _BLOCK = 32
@@ -76,9 +77,7 @@ def check_model(model: TestedModel) -> None:
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
-        raise ModelRefused(
-            f"{model.module.config.model_type} does not run with kvrecall's attention and cache: {error}"
-        ) from error
+        raise refuse_running(model.module.config.model_type, model.plan, error) from error
     if difference <= limit:
         return
     raise ModelRefused(

@@ -14,6 +14,7 @@ from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.cache.state_pool import find_state_tensors
 from workers.errors import ModelRefused
+from workers.model.layers.kinds import refuse_running
 from workers.model.layers.latent import find_latent_layers
 
 _NAME = "kvrecall-probe"
@@ -96,9 +97,7 @@ def probe_shapes(
         places = torch.arange(_TOKENS)
         run_probe(module, probe, cache_argument, torch.zeros_like(places), places)
     except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
-        raise ModelRefused(
-            f"{name} does not run with kvrecall's attention and cache: {error}"
-        ) from error
+        raise refuse_running(name, plan, error) from error
     for layer, size in probe.reach.items():
         if layer in plan.rows:
             raise ModelRefused(

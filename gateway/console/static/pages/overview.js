@@ -2,7 +2,7 @@
 /** How the service is: its model, workers, the last fifteen minutes, and whatever is wrong. */
 import { Failure, Figures, Freshness, Loaded, PageHead } from '../components/basics.js';
 import { Chart } from '../components/chart.js';
-import { count, moment, seconds } from '../core/format.js';
+import { bytes, count, moment, seconds } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
 import { BASE } from '../core/router.js';
 import { html, useMemo } from '../core/ui.js';
@@ -34,6 +34,7 @@ function Model({ model, release, workers }) {
   const up = workers?.workers.length;
   return html`<${Figures} items=${[
     ['Model', model.model.split('/').at(-1) || model.model, describeLayers(model)],
+    ['Stored', bytes(sum(model, 'token_bytes')), describeState(model)],
     ['Context', count(model.max_context), describeEnd(model)],
     ['Budgets', `${count(model.min_budget)} to ${count(model.max_budget)}`, 'rows'],
     up !== undefined && ['Workers', html`<a href=${`${BASE}/workers`}>${up} up</a>`],
@@ -53,6 +54,17 @@ function describeLayers(model) {
   const kinds = model.layer_kinds;
   if (kinds.length < 2) return `${model.layers} layers, ${model.kv_heads} KV heads`;
   return kinds.map((kind) => `${kind.layers} × ${kind.name}`).join(', ');
+}
+
+/** What a state takes beside the rows of a token, of a model that has any. */
+function describeState(model) {
+  const state = sum(model, 'state_bytes');
+  return state ? `a token, and ${bytes(state)} a state` : 'a token';
+}
+
+/** Bytes of one member of all kinds of layers. */
+function sum(model, member) {
+  return model.layer_kinds.reduce((total, kind) => total + kind[member], 0);
 }
 
 /** @param {{totals: any, workers: any[] | undefined, hidden: boolean}} props workers: undefined where they are not known yet */

@@ -15,10 +15,13 @@ _INDEXER = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 64}
 
 REFUSED = {
     "mistral-windows": Architecture(
-        "mistral", 2, {"sliding_window": WINDOW, **HEAD}, refused=r"full attention|sliding"
+        "mistral", 2, {"sliding_window": WINDOW, **HEAD}, refused=r"only sliding_attention"
     ),
     "minimax": Architecture(
-        "minimax", 4, {"block_size": 32, **LINEAR, **LOCAL_EXPERTS, **HEAD}, refused=r"cache"
+        "minimax",
+        4,
+        {"block_size": 32, **LINEAR, **LOCAL_EXPERTS, **HEAD},
+        refused=r"\(layers with a recurrent state, full attention\) does not run .* cache of its own",
     ),
     "deepseek_v32": Architecture(
         "deepseek_v32", 2, {**LATENT_EXPERTS, **_INDEXER}, refused=r"indexed_attention"
@@ -41,7 +44,7 @@ REFUSED = {
             "num_key_value_heads": 1,
             **_INDEXER,
         },
-        refused=r"compressed_sparse_attention",
+        refused=r"compressed_sparse_attention, heavily_compressed_attention",
     ),
     "qwen4_exp_text": Architecture(
         "qwen4_exp_text",
@@ -75,6 +78,6 @@ REFUSED = {
             "mamba_d_state": 16,
             "use_mamba_kernels": False,
         },
-        refused=r"jamba",
+        refused=r"the first layer that differs is 0, with a recurrent state",
     ),
 }
