@@ -37,11 +37,12 @@ class Override:
         for name, port in PORTS.items():
             self._services.setdefault(name, {})["ports"] = _Replaced([f"127.0.0.1::{port}"])
 
-    def write(self, file: Path, secret: Path) -> None:
-        """Write it, with the file of the API key that Prometheus reads."""
+    def write(self, file: Path, secrets: Path) -> None:
+        """Write it, with the folder of what the script wrote."""
+        files = {"kvrecall-api-key": "api-key", "kvrecall-alertmanager": "alertmanager.yml"}
         whole = {
             "services": self._services,
-            "secrets": {"kvrecall-api-key": {"file": str(secret)}},
+            "secrets": {name: {"file": str(secrets / each)} for name, each in files.items()},
         }
         file.write_text(yaml.dump(whole, Dumper=_Dumper), encoding="utf-8")
 
@@ -91,9 +92,9 @@ class Stack:
         """Write secrets with the script that operators use, and the override."""
         script = [str(ROOT / "deploy" / "secrets.sh"), str(self._folder)]
         subprocess.run(script, check=True, capture_output=True)
-        key = self._folder / "deploy" / "secrets" / "api-key"
-        self._override.write(self._folder / "override.yml", key)
-        self.key = key.read_text(encoding="utf-8")
+        secrets = self._folder / "deploy" / "secrets"
+        self._override.write(self._folder / "override.yml", secrets)
+        self.key = (secrets / "api-key").read_text(encoding="utf-8")
 
     def compose(self, *arguments: str) -> str:
         """Return what `docker-compose ARGUMENTS` writes to standard output. Raises DockerFailed."""

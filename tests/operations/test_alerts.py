@@ -91,7 +91,9 @@ def test_an_alert_says_what_is_wrong_and_where_its_runbook_is(rule: Json) -> Non
     assert rule["labels"].keys() == {"severity"}
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-    page, anchor = rule["annotations"]["runbook_url"].split("#")
+    before, path = rule["annotations"]["runbook_url"].rsplit(" ", 1)
+    assert before == "{{ $externalLabels.runbooks"
+    page, anchor = path.removeprefix("}}").split("#")
     text = (ROOT / page).read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     assert anchor in [slugify(heading, "-") for heading in headings]

@@ -64,8 +64,11 @@ def test_the_script_writes_the_secrets_once(tmp_path: Path) -> None:
 def test_the_script_runs_again_as_a_user_without_special_rights() -> None:
     nobody = 65534 if os.getuid() == 0 else os.getuid()
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(shutil.copy(ROOT / "deploy" / "secrets.sh", folder))
-        for path in (Path(folder), script):
+        script = Path(folder) / "deploy" / "secrets.sh"
+        for path in (script, Path(folder) / "observability" / "prometheus" / "alertmanager.yml"):
+            path.parent.mkdir(parents=True)
+            shutil.copy(ROOT / path.relative_to(folder), path)
+        for path in (Path(folder), *Path(folder).rglob("*")):
             os.chown(path, nobody, -1)
         keys = []
         for _ in range(2):

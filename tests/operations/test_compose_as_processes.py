@@ -117,7 +117,7 @@ class Processes:
         text = (target / "prometheus.yml").read_text(encoding="utf-8")
         text = text.replace(f"/run/secrets/{secret}", str(self.folder / "api-key"))
         configuration = yaml.safe_load(text)
-        configuration["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
+        configuration["global"] |= {"scrape_interval": "2s", "evaluation_interval": "2s"}
         for job in configuration["scrape_configs"]:
             (found,) = job.pop("dns_sd_configs")
             targets = [self.address(name, str(found["port"])) for name in found["names"]]
