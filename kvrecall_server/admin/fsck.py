@@ -7,14 +7,20 @@ from kvrecall.domain.page_ids import PageId
 from kvstore.format.page import PageLayout
 from kvstore.fsck import PagesReport, StoredPage
 
+MISSING = "missing"
 REBUILT = "computed again from the turn log at the session's next use"
 NOT_REBUILT = "lost: its turn log is incomplete"
 SWEPT = "left of turns that were not committed; deleted by the service's next sweeps"
 DEAD = "of deleted sessions and rewritten turns; deleted once the service runs"
 EXPIRES = "left over; expires in Redis, where it is not used"
 MANY = (
-    "the catalog may have lost their sessions: restore a backup of it. Nothing deletes them until it "
-    "knows them, or KVRECALL_SERVICE__MAX_UNKNOWN_SHARE is 1"
+    "the catalog may have lost their sessions: restore a backup of it. If it is one, check with "
+    "--restored. Nothing deletes them until it knows them, or KVRECALL_SERVICE__MAX_UNKNOWN_SHARE is 1"
+)
+HELD = (
+    "newer than the restored catalog. Clients that send their histories again use them; the service "
+    "holds the others until a gateway starts with KVRECALL_SERVICE__MAX_UNKNOWN_SHARE=1, or "
+    "--restored --repair deletes them"
 )
 UNREADABLE = "cannot be decrypted any more; delete it"
 BAD_SESSION = "restore a backup of the catalog: it is authoritative"
@@ -64,17 +70,21 @@ class Stored:
         """The reason why a page cannot be read; empty if it can."""
         copies = self.pages.get(page_id, ())
         if not copies:
-            return "missing"
+            return MISSING
         return "" if any(not page.damage for page in copies) else f"unreadable: {copies[0].damage}"
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Stored pages that no session has, sorted: `dead` ones, which the catalog is about to delete, and others."""
+    """Stored pages that no session has, sorted: `dead` ones, which the catalog is about to delete, and others.
+
+    are_many: The others are more than crashes leave. are_newer: That many, and the catalog is a backup.
+    """
 
     dead: tuple[PageId, ...]
     unknown: tuple[PageId, ...]
-    are_many: bool
+    are_many: bool = False
+    are_newer: bool = False
 
 
 def merge_reports(reports: Sequence[PagesReport]) -> Stored:
@@ -116,19 +126,24 @@ def tier_findings(report: PagesReport) -> Iterator[Finding]:
             )
 
 
-def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
-    """Missing pages of a session."""
+def session_findings(
+    session: KnownSession, found: Stored, *, restored: bool = False
+) -> Iterator[Finding]:
+    """Missing pages of a session; of one from a `restored` catalog they may have been deleted since."""
     where = f"session {session.id}"
     rows = len(session.pages) * found.page_tokens
     if session.length not in (None, rows):
         yield Finding(where, f"{session.length} rows, and pages of {rows}", BAD_SESSION)
     losses = [(index, found.find_loss(page_id)) for index, page_id in enumerate(session.pages)]
     for reason, indices in _by_reason((index, reason) for index, reason in losses if reason):
-        yield Finding(
-            where,
-            f"{list_numbers(indices, 'page')} {reason}",
-            REBUILT if session.log_is_whole else NOT_REBUILT,
-        )
+        yield report_loss(session, f"{list_numbers(indices, 'page')} {reason}", reason, restored)
+
+
+def report_loss(session: KnownSession, what: str, reason: str, restored: bool) -> Finding:
+    """Report lost rows: no problem if they are `missing`, the log has them, and the catalog is a backup."""
+    then = REBUILT if session.log_is_whole else NOT_REBUILT
+    expected = restored and session.log_is_whole and reason == MISSING
+    return Finding(f"session {session.id}", what, then, problem=not expected)
 
 
 def find_leftovers(
@@ -138,16 +153,23 @@ def find_leftovers(
     *,
     max_unknown: int,
     max_share: float,
+    restored: bool = False,
 ) -> Leftovers:
     """Find the stored pages, or states, that no session has.
 
-    They are many if they are more than `max_unknown` and more than that share of all.
+    They are many if they are more than `max_unknown` and more than that share of all: a loss, unless
+    the catalog was `restored` from a backup.
     """
     known = {page_id for session in sessions for page_id in session.pages}
     left = found.pages.keys() - known
     unknown = left.difference(dead)
     are_many = len(unknown) > max(max_unknown, max_share * len(found.pages))
-    return Leftovers(tuple(sorted(left.intersection(dead))), tuple(sorted(unknown)), are_many)
+    return Leftovers(
+        tuple(sorted(left.intersection(dead))),
+        tuple(sorted(unknown)),
+        are_many=are_many and not restored,
+        are_newer=are_many and restored,
+    )
 
 
 def leftover_findings(left: Leftovers, found: Stored, noun: str = "page") -> Iterator[Finding]:
@@ -155,11 +177,12 @@ def leftover_findings(left: Leftovers, found: Stored, noun: str = "page") -> Ite
     what = "of no session"
     if left.are_many:
         yield Finding("catalog", f"{_count(len(left.unknown), noun)} {what}", MANY)
-        left = Leftovers(left.dead, (), are_many=False)
+        left = Leftovers(left.dead, ())
     own = [page_id for page_id in left.unknown if page_id in found.own]
     dead = [page_id for page_id in left.dead if page_id in found.own]
     elsewhere = len(left.unknown) + len(left.dead) - len(own) - len(dead)
-    for count, then in ((len(own), SWEPT), (len(dead), DEAD), (elsewhere, EXPIRES)):
+    then_own = HELD if left.are_newer else SWEPT
+    for count, then in ((len(own), then_own), (len(dead), DEAD), (elsewhere, EXPIRES)):
         if count:
             yield Finding("tiers", f"{_count(count, noun)} {what}", then, problem=False)
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvrecall_server.admin.fsck import (
-    NOT_REBUILT,
-    REBUILT,
+    MISSING,
     Finding,
     KnownSession,
     Stored,
     list_numbers,
+    report_loss,
 )
 from kvstore.fsck import PagesReport
 
@@ -27,8 +27,10 @@ def label_states(report: PagesReport) -> PagesReport:
     return replace(report, tier=f"states in {report.tier}", segments=segments)
 
 
-def state_findings(session: KnownSession, found: Stored, page_tokens: int) -> Iterator[Finding]:
-    """States that a session has lost; page_tokens: of the pages of rows."""
+def state_findings(
+    session: KnownSession, found: Stored, page_tokens: int, *, restored: bool = False
+) -> Iterator[Finding]:
+    """States that a session has lost; page_tokens: of the pages of rows, restored: the catalog is a backup."""
     if not session.snapshots:
         return
     where = f"session {session.id}"
@@ -36,14 +38,14 @@ def state_findings(session: KnownSession, found: Stored, page_tokens: int) -> It
     for index, at in enumerate(session.snapshots):
         last = at // page_tokens - 1
         known = 0 <= last < len(session.pages)
-        if reason := found.find_loss(session.pages[last]) if known else "missing":
+        if reason := found.find_loss(session.pages[last]) if known else MISSING:
             losses[index] = reason
-    lost = "missing"
+    lost = MISSING
     if session.length in session.snapshots:
         lost = losses.pop(session.snapshots.index(session.length), "")
     if session.length and lost:
         what = f"the state after {session.length} tokens {lost}"
-        yield Finding(where, what, REBUILT if session.log_is_whole else NOT_REBUILT)
-    damaged = [index for index, reason in losses.items() if reason != "missing"]
+        yield report_loss(session, what, lost, restored)
+    damaged = [index for index, reason in losses.items() if reason != MISSING]
     if damaged:
         yield Finding(where, f"{list_numbers(damaged, 'state')} unreadable", _NOT_NEEDED)

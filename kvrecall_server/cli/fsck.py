@@ -42,6 +42,13 @@ def fsck_command(
         bool,
         typer.Option("--repair", help="Delete pages and states of no session now."),
     ] = False,
+    restored: Annotated[
+        bool,
+        typer.Option(
+            "--restored",
+            help="The catalog is a backup: pages that are newer, or were deleted since, are no problem.",
+        ),
+    ] = False,
 ) -> None:
     """Check segment files and catalog of a data directory, and compare them with each other.
 
@@ -60,7 +67,9 @@ def fsck_command(
             f"{settings.data} has neither a catalog nor pages; name a data directory with --data"
         )
     with show_progress(f"checking {settings.data}") as report:
-        reports, findings, sessions = asyncio.run(_check(settings, ranks, repair, report))
+        reports, findings, sessions = asyncio.run(
+            _check(settings, ranks, report, repair=repair, restored=restored)
+        )
     _print_findings(console, reports, findings)
     problems = sum(finding.problem for finding in findings)
     console.print(
@@ -80,7 +89,7 @@ def _choose_ranks(settings: Settings) -> list[Rank]:
 
 
 async def _check(
-    settings: Settings, ranks: Sequence[Rank], repair: bool, report: Report
+    settings: Settings, ranks: Sequence[Rank], report: Report, *, repair: bool, restored: bool
 ) -> "tuple[list[PagesReport], list[Finding], str]":
     """Check everything; return the tiers' reports, the findings and the sessions in words.
 
@@ -100,9 +109,10 @@ async def _check(
     if known is None:
         return reports, findings, "no catalog, so only the pages were checked"
     for part in parts:
-        findings += part.label(_compare(known.sessions, part.pages, part.kept_states))
+        compared = _compare(known.sessions, part.pages, part.kept_states, restored=restored)
+        findings += part.label(compared)
         for noun, found in (("page", part.pages), ("state", part.kept_states)):
-            left = _find_leftovers(settings, known, found)
+            left = _find_leftovers(settings, known, found, restored=restored)
             findings += part.label(leftover_findings(left, found, noun))
             if repair and not left.are_many:
                 findings += part.label(_delete(settings, part.rank, left, found, noun))
@@ -289,19 +299,21 @@ async def _known_session(
 
 
 def _compare(
-    sessions: "Sequence[KnownSession]", pages: "Stored", states: "Stored"
+    sessions: "Sequence[KnownSession]", pages: "Stored", states: "Stored", *, restored: bool
 ) -> "list[Finding]":
     from kvrecall_server.admin.fsck import session_findings
     from kvrecall_server.admin.fsck_states import state_findings
 
     findings = list["Finding"]()
     for session in sessions:
-        findings += session_findings(session, pages)
-        findings += state_findings(session, states, pages.page_tokens)
+        findings += session_findings(session, pages, restored=restored)
+        findings += state_findings(session, states, pages.page_tokens, restored=restored)
     return findings
 
 
-def _find_leftovers(settings: Settings, known: _Known, found: "Stored") -> "Leftovers":
+def _find_leftovers(
+    settings: Settings, known: _Known, found: "Stored", *, restored: bool
+) -> "Leftovers":
     """The pages, or states, of no session; many of them are too many for a sweep."""
     from kvrecall_server.admin.fsck import find_leftovers
 
@@ -311,6 +323,7 @@ def _find_leftovers(settings: Settings, known: _Known, found: "Stored") -> "Left
         found,
         max_unknown=settings.service.max_unknown_pages,
         max_share=settings.service.max_unknown_share,
+        restored=restored,
     )
 
 

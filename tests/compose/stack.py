@@ -1,10 +1,11 @@
 """The services of docker-compose.yml in containers, as a project of the tests' own."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvrecall.client import KvrecallClient
 from tests.compose.docker import Docker
 from tests.compose.images import BUILT, Images
 from tests.conftest import until
+from tests.documented import read_lines
 from tests.end_to_end.servers import DEADLINE_SECONDS
 from tests.operations.catalogue import ROOT
 from tests.operations.compose import BASE
@@ -103,6 +105,24 @@ class Stack:
         options += [f"--env-file={self._folder / '.env'}"]
         options += [f"--profile={name}" for name in PROFILES]
         return self._docker.run(str(COMPOSE), "--progress=plain", *options, *arguments)
+
+    def run_documented(self, name: str, **variables: str) -> None:
+        """Run the lines of docs/how-to/deploy.md under a name on this project. Raises DockerFailed."""
+        project = {
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "COMPOSE_FILE": os.pathsep.join((str(ROOT / BASE), str(self._folder / "override.yml"))),
+            "COMPOSE_ENV_FILES": str(self._folder / ".env"),
+            "COMPOSE_PROFILES": ",".join(PROFILES),
+            "DOCKER_COMPOSE": str(COMPOSE),
+        }
+        own = replace(
+            self._docker, environment={**self._docker.environment, **project, **variables}
+        )
+        # Compose is a program of its own here, and no plugin of docker's.
+        lines = 'docker() { shift; "$DOCKER_COMPOSE" "$@"; }\n' + read_lines(
+            "how-to/deploy.md", name
+        )
+        own.run("bash", "-euc", f"cd '{ROOT}'\n{lines}")
 
     def build(self) -> None:
         """Build the images that the compose file builds; those of an earlier run are removed."""

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -163,6 +165,20 @@ def test_a_redis_that_is_killed_comes_back_with_every_turn(
     until(lambda: restarts(stack) == redis.restarts + 1, "its restart", DEADLINE_SECONDS)
     until(client.ready, "the gateway is ready", DEADLINE_SECONDS)
     answer = conversation.ask()
+    assert (answer.turn, answer.text) == (2, expected.text)
+
+
+def test_redis_is_backed_up_and_restored_by_the_documented_lines(
+    stack: Stack, client: KvrecallClient, tmp_path: Path
+) -> None:
+    conversation, twin = (begin(client, 10) for _ in range(2))
+    stack.run_documented("backup-compose", BACKUP=str(tmp_path))
+    expected = twin.ask()
+    conversation.go_on()
+    stack.run_documented("restore-compose", BACKUP=str(tmp_path))
+    with stack.connect() as client:  # at the port that it has now
+        until(client.ready, "the gateway is ready", DEADLINE_SECONDS)
+        answer = replace(conversation, client=client).ask()
     assert (answer.turn, answer.text) == (2, expected.text)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,13 +13,19 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.documented import read_lines
 from tests.operations.charts import (
     APIS,
     CHART,
     ROOT,
     VALUES,
     Object,
+    get_component,
+    get_containers,
     get_message,
+    get_one,
+    get_pod,
+    get_workloads,
     helm,
     render,
     run_template,
@@ -53,6 +60,37 @@ def test_kubernetes_schemas_refuse_a_misspelled_field(tmp_path: Path) -> None:
     for each in select(objects, "StatefulSet"):
         each["spec"]["podManagmentPolicy"] = "Parallel"
     assert validate(objects, KUBERNETES[0], tmp_path).returncode != 0
+
+
+def test_the_lines_of_a_backup_name_objects_of_the_chart(tmp_path: Path) -> None:
+    page = "how-to/kubernetes.md"
+    lines = read_lines(page, "backup-chart") + read_lines(page, "restore-chart")
+    objects = render("values-demo.yaml")
+    named = set(re.findall(r"(?:deployment|statefulset)/[\w-]+", lines))
+    assert named == {
+        f"{each['kind'].lower()}/{each['metadata']['name']}"
+        for each in get_workloads(objects)
+        if get_component(each) != "worker"
+    }
+    redis = get_one(objects, "StatefulSet", "redis")
+    name, (claim,) = redis["metadata"]["name"], redis["spec"]["volumeClaimTemplates"]
+    assert f"pod/{name}-0" in lines
+    assert f"exec {name}-0 --container redis" in lines
+    pod = yaml.safe_load(lines.partition("<<END\n")[2].partition("\nEND\n")[0])
+    (container,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
+    (own,) = [each for each in get_containers(redis) if each["name"] == "redis"]
+    assert container["image"] == own["image"]
+    assert container["volumeMounts"][0] in own["volumeMounts"]
+    assert volume["name"] == claim["metadata"]["name"]
+    assert volume["persistentVolumeClaim"] == {"claimName": f"{volume['name']}-{name}-0"}
+    rights = get_pod(redis)["securityContext"]
+    assert {name: rights.get(name) for name in pod["spec"]["securityContext"]} == pod["spec"][
+        "securityContext"
+    ]
+    found = validate([pod], KUBERNETES[-1], tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    (minimal,) = select(render("values-minimal.yaml"), "PersistentVolumeClaim")
+    assert f"claim `{minimal['metadata']['name']}`" in (ROOT / "docs" / page).read_text("utf-8")
 
 
 def validate(

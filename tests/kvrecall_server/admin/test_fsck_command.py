@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.page_ids import PageId, make_random_id
-from kvrecall_server.admin.fsck import DEAD, MANY, NOT_REBUILT, REBUILT, SWEPT
+from kvrecall_server.admin.fsck import DEAD, HELD, MANY, NOT_REBUILT, REBUILT, SWEPT
 from kvrecall_server.app.catalog import open_catalog
 from kvstore.format.page import HEADER_BYTES, parse_header, seal
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -183,6 +183,41 @@ def test_more_pages_of_no_session_than_a_sweep_deletes_are_a_problem_and_stay(
     assert MANY in " ".join(output.split())
     with closing(tier()) as files:
         assert files.contains([page_id]) == [True]
+
+
+def test_pages_newer_than_a_restored_catalog_are_a_note_and_can_be_deleted(
+    check: Any, leave_page: Any, tier: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_id = leave_page()
+    monkeypatch.setenv("KVRECALL_SERVICE__MAX_UNKNOWN_PAGES", "0")
+    monkeypatch.setenv("KVRECALL_SERVICE__MAX_UNKNOWN_SHARE", "0")
+    assert "--restored" in check()[1]
+    code, output = check("--restored")
+    assert code == 0
+    assert HELD in " ".join(output.split())
+    with closing(tier()) as files:
+        assert files.contains([page_id]) == [True]
+    code, output = check("--restored", "--repair")
+    assert (code, "deleted now" in output) == (0, True)
+    with closing(tier()) as files:
+        assert files.contains([page_id]) == [False]
+    assert check()[0] == 0
+
+
+def test_pages_that_were_deleted_since_the_backup_are_a_note_and_damaged_ones_a_problem(
+    check: Any, served: Any, pages_of: Any, ids_of: Any, tier: Any
+) -> None:
+    first, *_, last = ids_of(served.data, served.child)
+    with closing(tier()) as files:
+        files.delete([last])
+        files.flush()
+    assert check()[0] == 1
+    code, output = check("--restored")
+    assert (code, REBUILT in output) == (0, True)
+    path = pages_of()[-1]
+    flip(path, places(path)[first] + HEADER_BYTES + 99)
+    code, output = check("--restored")
+    assert (code, "page 0 unreadable" in output) == (1, True)
 
 
 def test_rows_lost_with_an_incomplete_turn_log_cannot_be_rebuilt(
