@@ -98,7 +98,8 @@ class ServiceStatus:
         """Return the workers seen so far by name, and whether each is reached now.
 
         Lost workers are remembered between calls, the last 64 of them; one that was draining when
-        it was last seen left on purpose, and is forgotten.
+        it was last seen left on purpose, and is forgotten. A worker under a new name takes the place
+        of the one that was lost first: a container that is created again has another address.
         """
         try:
             records = await self._context.worker.workers()
@@ -110,5 +111,9 @@ class ServiceStatus:
         lost = [
             name for name, seen in self._workers.items() if name not in now and seen != "draining"
         ]
-        self._workers = {**dict.fromkeys(lost[-_MAX_LOST:], "lost"), **now}
+        joined = [
+            name for name, seen in now.items() if seen == "reached" and name not in self._workers
+        ]
+        remembered = lost[len(joined) :][-_MAX_LOST:]
+        self._workers = {**dict.fromkeys(remembered, "lost"), **now}
         return {name: seen != "lost" for name, seen in self._workers.items()}
