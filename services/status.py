@@ -1,9 +1,9 @@
 """The state of the service at a moment: its load, its sessions, its workers."""
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Awaitable, Mapping
+from typing import Literal, TypeVar
 
-from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.errors import CatalogUnreachable, ServiceError
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.sessions.state_machine import SessionState
 from services.admission.admission import Admission
@@ -12,6 +12,8 @@ from services.context import ServiceContext
 from services.feed.feed import Feed
 from services.pages.collector import PageCollector
 from services.pages.sweep import PageSweep
+
+T = TypeVar("T")
 
 # Lost workers that are remembered: they are shown as unreachable.
 _MAX_LOST = 64
@@ -65,11 +67,18 @@ class ServiceStatus:
 
     async def check_catalog(self) -> None:
         """Read from the catalog. Raises CatalogError if it does not answer in time."""
-        await ask_catalog(self._context.catalog.sessions.count(""), _CATALOG_SECONDS)
+        await self._ask(self._context.catalog.sessions.count(""))
 
     async def has_room(self) -> bool:
         """Return whether the catalog may store more. Raises CatalogError if it does not answer."""
-        return await ask_catalog(self._context.catalog.has_room(), _CATALOG_SECONDS)
+        return await self._ask(self._context.catalog.has_room())
+
+    async def _ask(self, read: Awaitable[T]) -> T:
+        try:
+            return await ask_catalog(read, _CATALOG_SECONDS)
+        except CatalogUnreachable as error:
+            self._context.catalog.outage.note(error.message)
+            raise
 
     async def find_failed_tiers(self) -> list[str]:
         """Return the tiers that fail now, as WORKER/TIER. Raises WorkerLost if no worker answers."""
@@ -83,13 +92,14 @@ class ServiceStatus:
 
     async def count_sessions(self) -> Mapping[SessionState, int]:
         """Count the sessions by state. Raises CatalogError if the catalog does not answer in time."""
-        return await ask_catalog(self._context.catalog.sessions.count_by_state(), _CATALOG_SECONDS)
+        return await self._ask(self._context.catalog.sessions.count_by_state())
 
     async def find_workers(self) -> Mapping[str, bool]:
         """Return the workers seen so far by name, and whether each is reached now.
 
         Lost workers are remembered between calls, the last 64 of them; one that was draining when
-        it was last seen left on purpose, and is forgotten.
+        it was last seen left on purpose, and is forgotten. A worker under a new name takes the place
+        of the one that was lost first: a container that is created again has another address.
         """
         try:
             records = await self._context.worker.workers()
@@ -101,5 +111,9 @@ class ServiceStatus:
         lost = [
             name for name, seen in self._workers.items() if name not in now and seen != "draining"
         ]
-        self._workers = {**dict.fromkeys(lost[-_MAX_LOST:], "lost"), **now}
+        joined = [
+            name for name, seen in now.items() if seen == "reached" and name not in self._workers
+        ]
+        remembered = lost[len(joined) :][-_MAX_LOST:]
+        self._workers = {**dict.fromkeys(remembered, "lost"), **now}
         return {name: seen != "lost" for name, seen in self._workers.items()}

@@ -177,7 +177,7 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class RedisProcess:
     """A real redis-server (or sentinel) on a free port, with a directory that outlives a kill."""
 
-    def __init__(self, directory: Path, kind: str, *settings: str) -> None:
+    def __init__(self, directory: Path, *settings: str, kind: str = DEFAULT) -> None:
         self._program = find_server(kind)
         self.port = free_port()
         self.directory = directory
@@ -264,7 +264,7 @@ def started_servers(
     started: list[RedisProcess] = []
 
     def start(*settings: str, kind: str = default_kind) -> RedisProcess:
-        started.append(RedisProcess(directories.mktemp("redis"), kind, *settings))
+        started.append(RedisProcess(directories.mktemp("redis"), *settings, kind=kind))
         return started[-1]
 
     yield start

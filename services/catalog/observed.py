@@ -1,4 +1,4 @@
-"""A catalog whose calls are timed, and whose refusals of former writers are noticed."""
+"""A catalog whose calls are timed, and whose outages and refusals of former writers are noticed."""
 
 import inspect
 import time
@@ -6,8 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from kvrecall.domain.errors import CatalogError, StaleEpoch
+import structlog
+
+from kvrecall.domain.errors import CatalogError, CatalogUnreachable, StaleEpoch
 from kvrecall.domain.events import ServiceEvent, WriterFenced
+from kvrecall.telemetry.outage import Outage
 from services.catalog import base
 from services.catalog.api_keys import ApiKeys
 from services.catalog.encryption.data_keys import DataKeys
@@ -24,6 +27,8 @@ class CatalogCall:
     seconds: float
     failed: bool
 
+
+_log = structlog.get_logger("kvrecall.catalog")
 
 Publish = Callable[[ServiceEvent], None]
 CallObserver = Callable[[CatalogCall], None]
@@ -45,14 +50,18 @@ class ObservedCatalog:
     """`services.catalog.base.Catalog` that reports each call of another one to its observers.
 
     A former writer's refusal is an event of the service; the calls, some ten a turn, are not.
+
+    Attributes:
+        outage: Its lines in the log, few for the many calls that fail alike.
     """
 
     def __init__(self, catalog: base.Catalog, publish: Publish) -> None:
         self._catalog = catalog
         self._observers: list[CallObserver] = []
+        self.outage = Outage(_log, "catalog failed", "catalog answers again")
 
         def observed(aggregate: Any, name: str) -> Any:
-            return _Observed(aggregate, name, publish, self._observers)
+            return _Observed(aggregate, name, publish, self._observers, self.outage)
 
         self.sessions = cast("base.Sessions", observed(catalog.sessions, "sessions"))
         self.leases = cast("base.Leases", observed(catalog.leases, "leases"))
@@ -108,12 +117,18 @@ class _Observed:
     """An aggregate of a catalog: its coroutine methods are timed, all else is passed through."""
 
     def __init__(
-        self, aggregate: Any, name: str, publish: Publish, observers: list[CallObserver]
+        self,
+        aggregate: Any,
+        name: str,
+        publish: Publish,
+        observers: list[CallObserver],
+        outage: Outage,
     ) -> None:
         self._aggregate = aggregate
         self._name = name
         self._publish = publish
         self._observers = observers
+        self._outage = outage
 
     def __getattr__(self, method: str) -> Any:
         if not inspect.iscoroutinefunction(call := getattr(self._aggregate, method)):
@@ -127,12 +142,16 @@ class _Observed:
             began = time.perf_counter()
             failed = False
             try:
-                return await getattr(self._aggregate, method)(*arguments, **options)
+                found = await getattr(self._aggregate, method)(*arguments, **options)
+                self._outage.end()
+                return found
             except StaleEpoch:
                 self._publish(WriterFenced("catalog"))
                 raise
-            except CatalogError:
+            except CatalogError as error:
                 failed = True
+                if isinstance(error, CatalogUnreachable):
+                    self._outage.note(error.message)
                 raise
             finally:
                 call = CatalogCall(kind, time.perf_counter() - began, failed)

@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.errors import CatalogUnreachable
 
 _T = TypeVar("_T")
 
 
 async def ask_catalog(read: Awaitable[_T], patience: float | None) -> _T:
-    """Wait for the catalog. Raises CatalogError, also where it does not answer in `patience` seconds."""
+    """Wait for the catalog. Raises CatalogError, and CatalogUnreachable after `patience` seconds."""
     try:
         async with asyncio.timeout(patience):
             return await read
     except TimeoutError as error:
-        raise CatalogError(f"the catalog did not answer within {patience:g} seconds") from error
+        raise CatalogUnreachable(
+            f"the catalog did not answer within {patience:g} seconds"
+        ) from error

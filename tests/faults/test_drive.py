@@ -31,6 +31,25 @@ os.fsync(loose)
 print("written", flush=True)
 sys.stdin.read()
 """
+STREAM = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+folder = sys.argv[1].encode()
+file = ctypes.c_void_p(libc.fopen(folder + b"/temporary", b"w"))
+libc.fputs(b"a base, ", file)
+libc.fflush(file)
+libc.fputs(b"synced", file)
+libc.fflush(file)
+os.fsync(libc.fileno(file))
+libc.fputs(b", and more", file)
+libc.fclose(file)
+os.rename(folder + b"/temporary", folder + b"/base")
+directory = os.open(folder, os.O_RDONLY)
+os.fsync(directory)
+print("written", flush=True)
+sys.stdin.read()
+"""
 PAIR = """
 import os, sys
 folder = sys.argv[1]
@@ -114,6 +133,15 @@ def test_synced_bytes_survive_and_others_by_chance(drive: Drive, tmp_path: Path)
     assert {content[:5] for content in contents} == {b"first"}
     assert {b"first", b"firstsecond"} <= contents
     assert names == {True, False}, "the directory was not synced after the file was created"
+
+
+def test_a_stream_that_was_synced_survives_under_its_new_name(drive: Drive, tmp_path: Path) -> None:
+    """So Redis writes the base of its log since version 7."""
+    folder = tmp_path / "data"
+    run_and_kill(drive, folder, STREAM)
+    drive.cut(Random(1))
+    left = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert left == {"base": b"a base, synced"}
 
 
 def test_a_kill_alone_loses_nothing(drive: Drive, tmp_path: Path) -> None:

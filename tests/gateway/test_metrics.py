@@ -14,6 +14,8 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import CatalogError, WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
+UP = "kvrecall_worker_up"
+
 
 async def scrape(api: Any) -> dict[tuple[str, ...], float]:
     """Return every sample of the page by its name and label values."""
@@ -289,6 +291,27 @@ async def test_a_lost_worker_is_shown_as_down_until_it_leaves_on_purpose(
     samples = await scrape(api)
     assert samples["kvrecall_worker_up", "one"] == 1
     assert ("kvrecall_worker_up", "two") not in samples
+
+
+async def test_a_worker_under_a_new_name_takes_the_place_of_the_one_that_was_lost_first(
+    api: Any,
+) -> None:
+    """A container that is created again announces another address."""
+
+    async def find_up(*names: str) -> dict[str, float]:
+        api.worker.names = list(names)
+        samples = await scrape(api)
+        return {name: samples[key] for key in samples if key[0] == UP for name in key[1:]}
+
+    assert await find_up("one", "two", "three") == {"one": 1, "two": 1, "three": 1}
+    assert await find_up("one", "three") == {"one": 1, "two": 0, "three": 1}
+    assert await find_up("three") == {"one": 0, "two": 0, "three": 1}
+    assert await find_up("three", "four") == {"one": 0, "three": 1, "four": 1}
+    assert await find_up("three", "four", "two") == {"two": 1, "three": 1, "four": 1}
+    assert await find_up("three", "five", "two") == {"two": 1, "three": 1, "five": 1}
+    assert await find_up("three", "five") == {"two": 0, "three": 1, "five": 1}
+    api.worker.draining = {"six"}
+    assert (await find_up("three", "five", "six"))["two"] == 0, "it will not stay"
 
 
 async def test_calls_of_the_catalog_are_timed_and_its_failures_counted(api: Any) -> None:

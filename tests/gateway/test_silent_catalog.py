@@ -1,6 +1,7 @@
 """Metrics while the catalog's Redis is silent: what is known, soon, for who was known before."""
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +10,8 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from gateway.app import create_app
 from gateway.http.settings import GatewaySettings
@@ -28,6 +31,12 @@ from services.service import SessionService
 SCRAPE_SECONDS = 10.0
 PEPPER = b"0123456789abcdef"
 KEY = make_key()
+REQUESTS = (
+    ("GET", "/readyz"),
+    ("GET", "/v1/sessions"),
+    ("POST", "/v1/sessions"),
+    ("POST", "/v1/conversations"),
+)
 
 
 @pytest.fixture
@@ -89,3 +98,32 @@ async def test_who_is_not_known_gets_no_metrics(http: httpx.AsyncClient, server:
             http.get("/metrics", headers=other), http.get("/metrics", headers=wrong)
         )
     assert [each.status_code for each in answers] == [503, 401]
+
+
+async def test_an_outage_is_logged_at_its_begin_and_its_end_whatever_is_asked(
+    redis_process: Callable[..., Any],
+) -> None:
+    """Balancers ask all the time, and so do clients that try again."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    server = redis_process("appendonly yes", "appendfsync always")
+    catalog = await RedisCatalog.open(
+        redis_client(server.url), uuid4().hex, timeout_seconds=1.0, patience_seconds=0.1
+    )
+    service = SessionService(StubWorker(), catalog, ServiceLimits())
+    app = create_app(service, GatewaySettings())
+    transport = httpx.ASGITransport(app)
+    with capture_logs() as logs:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://kvrecall") as client,
+        ):
+            for _ in range(2):
+                server.kill()
+                for _ in range(3):
+                    for method, path in REQUESTS:
+                        answer = await client.request(method, path, json={})
+                        assert answer.status_code == 503, path
+                await asyncio.to_thread(server.start)
+                assert (await client.get("/readyz")).status_code == 200
+    events = [each["event"] for each in logs if each["event"].startswith("catalog ")]
+    assert events == ["catalog failed", "catalog answers again"] * 2

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -367,12 +366,6 @@ def test_runbooks_are_links_where_their_address_is_set() -> None:
     ]
     assert found
     assert all(url.startswith(f"{address}docs/operations.md#kvrecall") for url in found)
-
-
-def test_the_version_is_that_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    assert chart["appVersion"] == project["version"]
 
 
 def test_a_packaged_chart_has_the_same_files_each_time_and_renders_alike(tmp_path: Path) -> None:

@@ -36,7 +36,12 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from kvrecall.domain.errors import CatalogError, CatalogReplaced, StorageFull
+from kvrecall.domain.errors import (
+    CatalogError,
+    CatalogReplaced,
+    CatalogUnreachable,
+    StorageFull,
+)
 from services.catalog.redis import scripts
 from services.catalog.redis.connection.keys import Keys
 from services.catalog.redis.connection.replication import Replication
@@ -436,4 +441,5 @@ def _build_failure(error: Exception) -> CatalogError:
             "the catalog stores no more, as its Redis has used up its maxmemory: delete sessions, "
             "conversations or responses, or give it more"
         )
-    return CatalogError(f"the catalog's Redis failed: {error}")
+    kind = CatalogUnreachable if _is_transient(error) else CatalogError
+    return kind(f"the catalog's Redis failed: {error}")
