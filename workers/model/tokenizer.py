@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from workers.model.calls.messages import (
     takes_text_arguments,
     write_tools,
 )
+from workers.model.one_rendering import render_together
 
 _log = structlog.get_logger(__name__)
 
@@ -135,13 +136,8 @@ class ChatTokenizer:
             BadMessages: The template refuses the messages, or takes too long for them.
         """
         setting = _Setting(tools, arguments or {})
-        try:
-            with limit_seconds(self.template_seconds):
-                return self._encode_all(recent, new, setting, generate, opening)
-        except DeadlinePassed as error:
-            raise BadMessages(
-                f"the chat template takes over {self.template_seconds:g} s for these messages"
-            ) from error
+        encode = partial(self._encode_all, recent, new, setting, generate, opening)
+        return render_together(encode, self.template_seconds)
 
     def _encode_all(
         self,
@@ -226,13 +222,8 @@ class ChatTokenizer:
         the conversation. Raises BadMessages.
         """
         setting = _Setting(tools, arguments or {})
-        try:
-            with limit_seconds(self.template_seconds):
-                return self._restate(list(leading), list(earlier), list(new), setting)
-        except DeadlinePassed as error:
-            raise BadMessages(
-                f"the chat template takes over {self.template_seconds:g} s for these messages"
-            ) from error
+        restate = partial(self._restate, list(leading), list(earlier), list(new), setting)
+        return render_together(restate, self.template_seconds)
 
     def _restate(
         self,

@@ -1,7 +1,6 @@
 """Reasoning of whole histories: kept within a loop of tools, and dropped at the next user's message."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,9 +10,9 @@ from tokenizers import pre_tokenizers
 from typer.testing import CliRunner
 
 from kvrecall_server.cli.commands import app
+from tests.end_to_end.byte_models import save_byte_model
 from tests.end_to_end.servers import Json, Server
 from tests.workers.byte_level import make_byte_level
-from tests.workers.model.architectures.building import build
 from tests.workers.model.architectures.full_attention import DENSE
 from tests.workers.model.thinking import QWEN3, QWEN3_ADDED, QWEN3_END, QWEN3_MARKS
 
@@ -42,13 +41,7 @@ def server(
 def save(folder: Path) -> Path:
     """Save a model with a tokenizer of bytes."""
     inner = make_byte_level(QWEN3, QWEN3_END, QWEN3_MARKS, QWEN3_ADDED)
-    kind = DENSE["qwen3"]
-    model = build(replace(kind, settings={**kind.settings, "vocab_size": len(inner)}))
-    for config in (model.config, model.generation_config):
-        config.eos_token_id = inner.eos_token_id
-    model.save_pretrained(folder)
-    inner.save_pretrained(folder)
-    return folder
+    return save_byte_model(DENSE["qwen3"], inner, folder)
 
 
 def talk_on(server: Server, messages: list[Json], question: str) -> tuple[list[Json], Json]:

@@ -156,7 +156,7 @@ async def test_only_a_session_with_the_same_arguments_is_continued(api: Any, pat
     content = first.json().get("content") or first.json().get("output", [{}])[0].get("content")
     text = content[0]["text"] if content else first.json()["choices"][0]["message"]["content"]
     follows = [*HELLO, {"role": "assistant", "content": text}, *HELLO]
-    said = {"input" if path == RESPONSES else "messages": follows}
+    said: Json = {"input" if path == RESPONSES else "messages": follows}
     other = await ask(api, path, **said, enable_thinking=False)
     assert other.headers["kvrecall-match"] == "built"
     same = await ask(api, path, **said, chat_template_kwargs={})
