@@ -10,13 +10,13 @@ from tests.workers.model.architectures.building import build
 
 
 def save_byte_model(
-    architecture: Architecture, inner: PreTrainedTokenizerFast, folder: Path
+    architecture: Architecture, inner: PreTrainedTokenizerFast, folder: Path, *ends: str
 ) -> Path:
-    """Save a model with the tokenizer's vocabulary, whose answers end with its end of turn."""
+    """Save a model with the tokenizer's vocabulary, whose answers end with its end of turn, or any of `ends`."""
     sized = {**architecture.settings, "vocab_size": len(inner)}
     model = build(replace(architecture, settings=sized))
     for config in (model.config, model.generation_config):
-        config.eos_token_id = inner.eos_token_id
+        config.eos_token_id = inner.convert_tokens_to_ids([str(inner.eos_token), *ends])
     model.save_pretrained(folder)
     inner.save_pretrained(folder)
     return folder

@@ -5,8 +5,17 @@ from typing import Any
 
 from tests.end_to_end.models.kinds import RECURRENT_KIND, STATE_EVERY
 from tests.end_to_end.servers import Json, Server
+from tests.workers.model.architectures.shapes import WINDOW
 
 PAGE = 64
+_WINDOWS = {"full attention": 2, f"window of {WINDOW} tokens": 2}
+LAYERS = {
+    RECURRENT_KIND: {"full attention": 2, "recurrent state": 2},
+    "gpt_oss": _WINDOWS,
+    "gemma3": _WINDOWS,
+    "deepseek_v3": {"latent attention": 2},
+}
+"""The layers of each model, by what they keep."""
 TOOLS = [
     {
         "type": "function",
@@ -69,6 +78,18 @@ def tokenize(server: Server, messages: list[Json]) -> list[int]:
 def begin_conversation(say: Any, question: str) -> list[Json]:
     """A long system prompt, and a question."""
     return [{"role": "system", "content": say.chatter(70, 50)}, say.user(question)]
+
+
+def test_a_model_says_what_its_layers_keep(kind: str, server: Server) -> None:
+    (model,) = server.http.get("/v1/models").raise_for_status().json()["data"]
+    one = server.http.get(f"/v1/models/{model['id']}").raise_for_status().json()
+    worker = server.http.get("/v1/worker").raise_for_status().json()
+    assert model["layer_kinds"] == one["layer_kinds"] == worker["layer_kinds"]
+    assert {each["name"]: each["layers"] for each in model["layer_kinds"]} == LAYERS[kind]
+    for each in model["layer_kinds"]:
+        keeps_states = each["name"] == "recurrent state"
+        assert bool(each["state_bytes"]) is keeps_states
+        assert bool(each["token_bytes"]) is not keeps_states
 
 
 def test_a_second_conversation_of_the_same_system_prompt(
