@@ -16,6 +16,8 @@ from services.catalog.api_keys import ApiKeys
 from services.catalog.encryption.data_keys import DataKeys
 from services.catalog.responses import Responses, StoredConversations
 
+_log = structlog.get_logger("kvrecall.catalog")
+
 Kind = Literal["read", "list", "claim", "commit"]
 
 
@@ -27,8 +29,6 @@ class CatalogCall:
     seconds: float
     failed: bool
 
-
-_log = structlog.get_logger("kvrecall.catalog")
 
 Publish = Callable[[ServiceEvent], None]
 CallObserver = Callable[[CatalogCall], None]
