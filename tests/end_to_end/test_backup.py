@@ -111,7 +111,7 @@ def test_a_catalog_with_many_pages_that_are_newer(
     serve: Callable[..., Any], tmp_path: Path, backup: Path
 ) -> None:
     data = tmp_path / "data"
-    variables = {"DATA": data, "BACKUP": backup, **FEW_PAGES}
+    variables: dict[str, Path | str] = {"DATA": data, "BACKUP": backup, **FEW_PAGES}
     server = serve(KVRECALL_SERVICE__UNKNOWN_PAGE_SECONDS="0.1", **FEW_PAGES)
     server.start()
     talked = talk(server, lambda: run_documented("backup-file", variables))
