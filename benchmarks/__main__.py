@@ -16,6 +16,7 @@ from kvrecall_server.reporting.results import Row, build_results
 MODULES = {
     "ahead": "benchmarks.ahead",
     "beginnings": "benchmarks.beginnings",
+    "catalog": "benchmarks.scale.catalog_bytes",
     "fair-shares": "benchmarks.fair_shares.benchmark",
     "first-token": "benchmarks.first_token",
     "forks": "benchmarks.forks",

@@ -24,7 +24,7 @@ from workers.errors import ModelRefused
 
 if TYPE_CHECKING:
     from kvrecall_server.app.settings import Settings
-    from kvrecall_server.app.start.sizing import Need
+    from kvrecall_server.app.start.sizing import Load, Sizes
 
 
 class BadLoad(CliError):
@@ -41,6 +41,14 @@ def size_command(
             min=0, help="Tokens that all sessions begin with, as system prompt and tools."
         ),
     ] = 0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each session.")] = 64,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Sessions that have a turn at the same time. Default: the slots of a worker.",
+        ),
+    ] = None,
     slots: Slots = None,
     budget: MaxBudget = None,
     dtype: Dtype = None,
@@ -49,9 +57,12 @@ def size_command(
 ) -> None:
     """Compute what a model, the sessions in its slots and all stored ones take, from its config.
 
-    No weight is loaded. Codecs of pages are those of the settings. Of a worker of several ranks, each has a
-    device with its part of weights and active rows.
+    No weight is loaded. Tiers and codecs of pages, and the catalog, are those of the settings. Of a worker
+    of several ranks, each has a device with its part of weights and active rows.
     """
+    # torch takes seconds to import: other commands do without.
+    from kvrecall_server.app.start.sizing import Load
+
     if shared > tokens:
         raise BadLoad(f"--shared is {shared:,} tokens, at most the {tokens:,} of a session")
     settings = build_settings(
@@ -60,11 +71,16 @@ def size_command(
         tensor_parallel=tensor_parallel,
         worker={"slots": slots, "max_budget": budget},
     )
+    load = Load(sessions, tokens, shared, turns, at_once or settings.worker.slots)
     with show_progress(f"reading the config of {settings.model}"):
-        needs, ram = _measure(settings, sessions, tokens, shared)
+        sizes = _measure(settings, load)
     if as_json:
-        print(json.dumps({"needs": [asdict(each) for each in needs], "ram_bytes": ram}, indent=1))
+        print(json.dumps(asdict(sizes), indent=1))
         return
+    _print(sizes, settings)
+
+
+def _print(sizes: "Sizes", settings: "Settings") -> None:
     rows = [
         [
             each.what,
@@ -73,31 +89,42 @@ def size_command(
             readable_bytes(each.total_bytes),
             each.where,
         ]
-        for each in needs
+        for each in sizes.needs
     ]
     print_table(("of", "count", "each", "in all", "where"), rows)
+    slots = settings.worker.slots
+    devices = sizes.workers * settings.tensor_parallel
     print(
-        f"\n--ram {-(-ram >> 20)} (MiB) holds the rows of {settings.worker.slots} such sessions; with less, "
+        f"\n{sizes.at_once:,} sessions with a turn at once: {_count(sizes.workers, 'worker')} of "
+        f"{_count(slots, 'slot')}, {_count(devices, 'device')} with "
+        f"{readable_bytes(sizes.device_bytes)} each for weights and active rows\n"
+        f"--ram {-(-sizes.ram_bytes >> 20)} (MiB) holds the rows of {slots} such sessions; with less, "
         "rows of the longest idle ones are read from the files again"
     )
+    limit = settings.service.tenant_catalog_bytes
+    if sizes.needs[-1].total_bytes > limit:
+        print(
+            f"one tenant may have {readable_bytes(limit)} of the catalog: raise "
+            "KVRECALL_SERVICE__TENANT_CATALOG_BYTES, or keep fewer states for forks "
+            "(KVRECALL_SERVICE__KEPT_STATES)"
+        )
 
 
-def _measure(
-    settings: "Settings", sessions: int, tokens: int, shared: int
-) -> tuple[list["Need"], int]:
-    """Return the needs, and the bytes of `--ram`. Raises CannotServe."""
-    # torch takes seconds to import: other commands do without.
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _measure(settings: "Settings", load: "Load") -> "Sizes":
+    """Measure what the load takes. Raises CannotServe."""
     import torch
 
-    from kvrecall_server.app.start.sizing import Load, get_ram_setting, list_needs
+    from kvrecall_server.app.start.sizing import Deployment, add_up
     from workers.model.sizes import read_sizes
 
-    ranks = settings.tensor_parallel
-    load = Load(sessions, tokens, shared, settings.store.codecs[-1], ranks)
     dtype: torch.dtype | None = None if settings.dtype is None else getattr(torch, settings.dtype)
+    deployment = Deployment.of(settings)
     try:
-        sizes = read_sizes(resolve_model(settings.model), dtype, ranks)
+        model = read_sizes(resolve_model(settings.model), dtype, deployment.ranks)
     except ModelRefused as error:
         raise CannotServe(str(error)) from error
-    needs = list(list_needs(sizes, settings.worker, load))
-    return needs, get_ram_setting(sizes, settings.worker, load)
+    return add_up(model, load, deployment)

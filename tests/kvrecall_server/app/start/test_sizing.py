@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.sizing import (
+    Deployment,
     Load,
+    Need,
+    add_up,
     count_states,
     get_ram_setting,
     get_stored_bytes,
@@ -28,7 +32,9 @@ from workers.model.loader import load_model
 from workers.model.sizes import ModelSizes, measure_sizes, read_sizes
 
 SETTINGS = WorkerSettings(slots=3, max_budget=512)
-LOAD = Load(sessions=10, tokens=1000, shared=0, codec=Codec.RAW)
+LOAD = Load(sessions=10, tokens=1000, shared=0)
+FILES = Deployment(SETTINGS, {"files": Codec.RAW})
+STORED = "stored rows of a session"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +60,7 @@ def test_a_session_takes_the_bytes_of_its_pages_in_the_files(
 def test_slots_take_what_a_worker_allocates_for_them(sizes: ModelSizes) -> None:
     model = load_model(MODEL_PATH, device="cpu", dtype=sizes.dtype)
     caches = model.create_caches(SETTINGS.slots, SETTINGS.slot_rows, SETTINGS.longest_pass)
-    needs = {need.what: need for need in list_needs(sizes, SETTINGS, LOAD)}
+    needs = {need.what: need for need in list_needs(sizes, LOAD, FILES)}
     allocated = sum(
         tensor.nbytes for memory in caches.active.pool.memories for tensor in memory.tensors()
     )
@@ -64,18 +70,19 @@ def test_slots_take_what_a_worker_allocates_for_them(sizes: ModelSizes) -> None:
 
 def test_shared_tokens_are_stored_once(sizes: ModelSizes) -> None:
     def get_stored(load: Load) -> int:
-        return list(list_needs(sizes, SETTINGS, load))[-1].total_bytes
+        needs = {need.what: need for need in list_needs(sizes, load, FILES)}
+        return needs[STORED].total_bytes
 
     apart, together = get_stored(LOAD), get_stored(replace(LOAD, shared=640))
-    assert apart == 10 * get_stored_bytes(sizes.layout, LOAD.tokens, LOAD.codec)
-    shared = get_stored_bytes(sizes.layout, 640, LOAD.codec)
+    assert apart == 10 * get_stored_bytes(sizes.layout, LOAD.tokens, Codec.RAW)
+    shared = get_stored_bytes(sizes.layout, 640, Codec.RAW)
     assert together == apart - 9 * shared
 
 
 def test_the_ram_setting_has_room_for_the_rows_of_all_slots(sizes: ModelSizes) -> None:
-    needs = {need.what: need for need in list_needs(sizes, SETTINGS, LOAD)}
+    needs = {need.what: need for need in list_needs(sizes, LOAD, FILES)}
     held = needs["rows of a session in a slot"].total_bytes
-    ram = get_ram_setting(sizes, SETTINGS, LOAD)
+    ram = get_ram_setting(sizes, LOAD, FILES)
     assert RamTier(ram).reservable_bytes >= held > RamTier(ram - 8).reservable_bytes
 
 
@@ -89,8 +96,11 @@ def test_no_session_keeps_more_states_than_are_counted() -> None:
         for index in choose_dropped(kept, interval):
             del kept[index]
         assert len(kept) <= count_states(hybrid, length) <= len(kept) + 2
-    states = list(list_needs(hybrid, SETTINGS, LOAD))[-1]
-    assert states.what == "stored states of a session"
+    (states,) = [
+        need
+        for need in list_needs(hybrid, LOAD, FILES)
+        if need.what == "stored states of a session"
+    ]
     assert states.each_bytes >= count_states(hybrid, LOAD.tokens) * hybrid.state_bytes
 
 
@@ -98,8 +108,8 @@ def test_ranks_together_take_what_one_process_takes_but_for_what_each_has_whole(
     sizes: ModelSizes,
 ) -> None:
     half = read_sizes(MODEL_PATH, ranks=2)
-    whole = {need.what: need for need in list_needs(sizes, SETTINGS, LOAD)}
-    parts = {need.what: need for need in list_needs(half, SETTINGS, replace(LOAD, ranks=2))}
+    whole = {need.what: need for need in list_needs(sizes, LOAD, FILES)}
+    parts = {need.what: need for need in list_needs(half, LOAD, replace(FILES, ranks=2))}
     assert parts.keys() == whole.keys()
     slot = "active rows of a slot"
     assert parts[slot] == replace(whole[slot], where=parts[slot].where)
@@ -107,7 +117,55 @@ def test_ranks_together_take_what_one_process_takes_but_for_what_each_has_whole(
     assert (weights.count, weights.total_bytes) == (2, 2 * half.weight_bytes)
     assert whole["weights"].total_bytes < weights.total_bytes < 1.1 * whole["weights"].total_bytes
     pages = LOAD.tokens // sizes.layout.page_tokens
-    stored = "stored rows of a session"
-    assert parts[stored].each_bytes - whole[stored].each_bytes == pages * HEADER_BYTES
-    ram = get_ram_setting(half, SETTINGS, replace(LOAD, ranks=2))
-    assert ram >= get_ram_setting(sizes, SETTINGS, LOAD)
+    assert parts[STORED].each_bytes - whole[STORED].each_bytes == pages * HEADER_BYTES
+    catalog = "catalog of a session"
+    assert parts[catalog] == whole[catalog]
+    ram = get_ram_setting(half, LOAD, replace(FILES, ranks=2))
+    assert ram >= get_ram_setting(sizes, LOAD, FILES)
+
+
+@pytest.mark.parametrize(
+    ("store", "places"),
+    [
+        ({}, {"files of the workers": Codec.RAW}),
+        (
+            {"redis_url": "redis://r:6379", "redis_codec": "int8"},
+            {"files of the workers": Codec.RAW, "Redis": Codec.INT8},
+        ),
+        (
+            {"cold_url": "s3://b/f", "nvme_codec": "int8"},
+            {"files of the workers": Codec.INT8, "bucket, of sessions that sleep": Codec.INT8},
+        ),
+    ],
+)
+def test_rows_are_counted_in_every_place_that_the_settings_name(
+    sizes: ModelSizes, store: dict[str, str], places: dict[str, Codec]
+) -> None:
+    deployment = Deployment.of(Settings.model_validate({"store": store}))
+    assert deployment.places == places
+    found = [need for need in list_needs(sizes, LOAD, deployment) if need.what == STORED]
+    assert {need.where: need.each_bytes for need in found} == {
+        place: get_stored_bytes(sizes.layout, LOAD.tokens, codec) for place, codec in places.items()
+    }
+
+
+def test_a_catalog_in_redis_is_counted_there(sizes: ModelSizes) -> None:
+    def get_catalog(url: str | None) -> Need:
+        deployment = Deployment.of(Settings.model_validate({"catalog_url": url}))
+        return list(list_needs(sizes, LOAD, deployment))[-1]
+
+    assert get_catalog(None).where == "file of the gateway"
+    assert get_catalog("redis://r:6379").where == "Redis of the catalog"
+
+
+@pytest.mark.parametrize(
+    ("at_once", "ranks", "workers"), [(1, 1, 1), (3, 1, 1), (4, 1, 2), (7, 2, 3)]
+)
+def test_workers_are_as_many_as_have_slots_for_the_sessions_at_once(
+    at_once: int, ranks: int, workers: int
+) -> None:
+    part = read_sizes(MODEL_PATH, ranks=ranks)
+    found = add_up(part, replace(LOAD, at_once=at_once), replace(FILES, ranks=ranks))
+    assert (found.at_once, found.workers) == (at_once, workers)
+    weights, rows = found.needs[:2]
+    assert found.device_bytes == (weights.total_bytes + rows.total_bytes) // ranks

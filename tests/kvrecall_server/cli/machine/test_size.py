@@ -5,18 +5,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def test_the_needs_of_a_model_are_printed_as_a_table_and_as_json(
     command: Callable[..., Any],
 ) -> None:
-    arguments = ("--model", "reference", "--sessions", 20, "--tokens", 2000, "--slots", 2)
+    load = ("--sessions", 20, "--tokens", 2000, "--at-once", 5)
+    arguments = ("--model", "reference", "--slots", 2, *load)
     found = json.loads(command("size", "--json", *arguments).stdout)
     table = command("size", *arguments).stdout
-    assert [need["count"] for need in found["needs"]] == [1, 2, 2, 20]
+    assert [need["count"] for need in found["needs"]] == [1, 2, 2, 20, 20]
     for need in found["needs"]:
         assert need["what"] in table
         assert need["total_bytes"] >= need["each_bytes"] * need["count"] > 0
     assert f"--ram {-(-found['ram_bytes'] >> 20)} (MiB)" in table
+    assert found["workers"] == 3
+    assert "5 sessions with a turn at once: 3 workers of 2 slots, 3 devices with " in table
+    assert len(table.splitlines()) < 24, "it fits on a screen"
+
+
+def test_places_are_those_of_the_settings_and_a_large_catalog_names_its_limit(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVRECALL_STORE__REDIS_URL", "redis://rows:6379")
+    monkeypatch.setenv("KVRECALL_CATALOG_URL", "redis://catalog:6379")
+    monkeypatch.setenv("KVRECALL_SERVICE__TENANT_CATALOG_BYTES", str(1 << 21))
+    table = command("size", "--model", "reference", "--sessions", 20).stdout
+    places = [line.rpartition("  ")[2] for line in table.splitlines() if "of a session  " in line]
+    assert places == ["files of the workers", "Redis", "Redis of the catalog"]
+    assert "one tenant may have 2.0 MiB of the catalog" in table
+    assert "one tenant" not in command("size", "--model", "reference", "--sessions", 1).stdout
 
 
 def test_the_part_of_each_rank_is_printed(command: Callable[..., Any]) -> None:
