@@ -58,7 +58,7 @@ function MemoryThen({ session, turn, readOnly }) {
   const [busy, error, run] = useBusy();
   if (turn === session.turns) return html`<p class="row"><a class="button" href=${sessionAddress(session.id)}>Memory after it</a></p>`;
   if (readOnly) return null;
-  return html`<p class="row">
+  return html`<p class="row middle">
       <button type="button" disabled=${busy} onClick=${() => run(() => forkAt(session, turn))}>Memory after it</button>
       <span class="note">of a fork, which stays until you delete it</span>
     </p>
