@@ -120,7 +120,7 @@ class PromptBody(TemplateOptions, ModelRequest):
         return any(marks)
 
     def find_wishes(self) -> Iterator[Wish]:
-        """Yield what the members ask of the chat template; the later ones win."""
+        """Yield the wishes of the members for the chat template; the later ones win."""
         if self.output_config is not None and self.output_config.effort is not None:
             yield wish_effort("output_config.effort", self.output_config.effort, switches=False)
         yield from super().find_wishes()

@@ -136,7 +136,8 @@ class ConversationBody(TemplateOptions, ModelRequest, ABC):
 
         `variables` of the chat template that may be set; none are where the request names its session.
         """
-        given = self.kvrecall.chat_template_kwargs or self.chat_template_kwargs or {}
+        own = self.kvrecall.chat_template_kwargs or {}
+        given = {**(self.chat_template_kwargs or {}), **own}
         if self.kvrecall.direction.session:
             variables = ()
         arguments = self.choose_arguments(given, variables, self.ignored)

@@ -1,7 +1,7 @@
-"""What a request asks of the model's chat template: reasoning, its effort, and arguments of its own.
+"""Members of a request that set variables of the model's chat template: reasoning, its effort, arguments by name.
 
-Templates have names of their own for the same: a wish is given under each of them that the served
-model's template reads. What it does not read is noted as ignored.
+Templates have different names for the same thing. A wish is given under each name that the served
+model's template reads. A wish without such a name is noted as ignored.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -24,7 +24,7 @@ MAX_EFFORT = 64
 
 @dataclass(frozen=True)
 class Wish:
-    """What a member of a request asks of a chat template: values, by the variables that may take them.
+    """A wish of one member of a request for the chat template: values, by the variables that may take them.
 
     `without_effect`: parts of the member that no template takes.
     """
@@ -68,7 +68,7 @@ class TemplateOptions(BaseModel):
     )
 
     def find_wishes(self) -> Iterator[Wish]:
-        """Yield what the members ask of the chat template; the later ones win."""
+        """Yield the wishes of the members for the chat template; the later ones win."""
         if self.thinking is not None:
             parts = tuple(f"thinking.{name}" for name in self.thinking.model_extra or ())
             yield Wish("thinking", _switch(_TYPES.get(self.thinking.type)), parts)
@@ -80,7 +80,7 @@ class TemplateOptions(BaseModel):
     ) -> JsonObject:
         """Return the arguments of a chat template that reads these variables.
 
-        Those that are `given` by their names win. What the template does not read is noted.
+        Arguments that are `given` by name win. Wishes and names that the template does not read are noted.
         """
         chosen: JsonObject = {}
         for wish in self.find_wishes():

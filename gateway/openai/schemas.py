@@ -267,7 +267,7 @@ class ChatCompletionBody(RequestOptions):
             raise InvalidRequest("function_call", message)
 
     def find_wishes(self) -> Iterator[Wish]:
-        """Yield what the members ask of the chat template; the later ones win."""
+        """Yield the wishes of the members for the chat template; the later ones win."""
         if self.reasoning_effort is not None:
             yield wish_effort("reasoning_effort", self.reasoning_effort)
         yield from super().find_wishes()

@@ -54,7 +54,7 @@ class SessionOptions(TypedDict, total=False):
     # Earlier answers keep their reasoning, whatever the model's chat template does with it.
     keep_reasoning: bool
     # Further arguments of the model's chat template, such as {"enable_thinking": False}.
-    chat_template_kwargs: Mapping[str, Any]
+    chat_template_kwargs: Mapping[str, Any] | None
     seed: int | None
     expires_after_seconds: float | None
     # Tools that the model may call, in the format of the OpenAI API.

@@ -45,7 +45,7 @@ class Worker:
     """Served model and its limits. Budgets in rows; the others in tokens.
 
     `max_session_tokens` is the most of a session with recall; null: it has no end. Others end at `max_context`.
-    `template_variables`: what the chat template reads beside the conversation; `chat_template_kwargs` of a
+    `template_variables` are read by the chat template beside the conversation; `chat_template_kwargs` of a
     session may set them.
     """
 

@@ -43,8 +43,8 @@ class WorkerInfo:
     Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
     model's tool calls; empty if it is not known. `sampling`: of turns that name none.
     `rewrites`: the chat template says answers otherwise once a user's message follows.
-    `max_session_tokens`: of a session with recall; None: it has no end. `template_variables`: what
-    the chat template reads beside the conversation.
+    `max_session_tokens`: of a session with recall; None: it has no end. `template_variables`:
+    variables that the chat template reads beside the conversation.
     """
 
     model: str

@@ -66,7 +66,7 @@ class StubWorker:
     - `recalls`: the words of an answer are left pending, as of sessions that attend to stored rows.
     - `pages` that are stored, also those of an earlier process, with the time of their writing.
     - `context`: the most words of a session; a turn over it is refused.
-    - `template_variables` that its chat template says it reads, at its description.
+    - `template_variables` of its description.
     - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
       `homes` are those of prompt families.
     - All others record what it was asked for.

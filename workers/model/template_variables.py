@@ -9,7 +9,7 @@ from jinja2.nodes import Name, Node, Template
 from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerFast
 
-# What a rendering gives to every template: the conversation, and transformers' functions.
+# Names in every rendering: the conversation, and transformers' functions.
 _GIVEN = frozenset(
     {
         "add_generation_prompt",
@@ -23,7 +23,7 @@ _GIVEN = frozenset(
 
 
 class _Generation(Extension):
-    """transformers' own tag around answers, read as what it stands around."""
+    """transformers' own tag around answers, which is read as its content."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2's own form
 
@@ -34,9 +34,9 @@ class _Generation(Extension):
 
 
 def find_template_variables(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
-    """Find what the chat template reads beside the conversation, such as `enable_thinking`.
+    """Find the variables that the chat template reads beside the conversation, such as `enable_thinking`.
 
-    None of a template that cannot be read, which refuses every conversation.
+    A template that cannot be read refuses every conversation: it has none.
     """
     own = tokenizer.chat_template
     environment = Environment(extensions=["jinja2.ext.loopcontrols", _Generation])
@@ -52,7 +52,7 @@ def find_template_variables(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ..
 def _find_read(template: Template) -> set[str]:
     """Find the variables that are read before the template sets them.
 
-    jinja2 counts those as well that are set within a branch and read there.
+    jinja2 also counts variables that are set and read within one branch.
     """
     first: dict[str, str] = {}
     for name in _walk(template):

@@ -179,7 +179,7 @@ class ResponseBody(RequestOptions):
         return direction
 
     def find_wishes(self) -> Iterator[Wish]:
-        """Yield what the members ask of the chat template; the later ones win."""
+        """Yield the wishes of the members for the chat template; the later ones win."""
         if self.reasoning is not None and self.reasoning.effort is not None:
             yield wish_effort("reasoning.effort", self.reasoning.effort)
         yield from super().find_wishes()

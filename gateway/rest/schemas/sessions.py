@@ -67,8 +67,8 @@ class CreateSessionBody(Body):
         description="Earlier answers keep their reasoning, also where the model's chat template drops "
         "it once a user's message follows.",
     )
-    chat_template_kwargs: TemplateArguments = Field(
-        default={},
+    chat_template_kwargs: TemplateArguments | None = Field(
+        default=None,
         description="Further arguments of the model's chat template, such as enable_thinking; "
         "`template_variables` of GET /v1/worker are those that it reads.",
     )
@@ -141,7 +141,7 @@ class CreateSessionBody(Body):
             metadata=self.metadata,
             model=self.model,
             keep_reasoning=self.keep_reasoning,
-            template_arguments=json.dumps(self.chat_template_kwargs, sort_keys=True),
+            template_arguments=json.dumps(self.chat_template_kwargs or {}, sort_keys=True),
             expires_after_seconds=self.expires_after_seconds,
             cache_salt=self.cache_salt or "",
             remember=self.remember or "",

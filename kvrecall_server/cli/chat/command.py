@@ -149,7 +149,7 @@ def chat_command(
                 recall=recall,
                 research=cast("ResearchOptions | None", research),
                 remember=remember,
-                chat_template_kwargs=template_arguments or {},
+                chat_template_kwargs=template_arguments,
                 tools=_tools(tools, reference),
                 metadata={} if session is None else {NAME: session},
             )
