@@ -93,8 +93,8 @@ def empty_redis(stage: Stage) -> None:
     with stage.started(setup) as client:
         old = stage.talk(client)
         setup.redis.kill()
-        for path in setup.redis.folder.iterdir():
-            path.unlink()
+        shutil.rmtree(setup.redis.folder)
+        setup.redis.folder.mkdir()
         setup.redis.start()
         _expect_refused_or_right(stage, setup.urls[0], old.session, len(old.acknowledged))
         for server in setup.servers:
@@ -116,12 +116,12 @@ def restore_redis(stage: Stage) -> None:
         contest = stage.talk(client)
         setup.redis.kill()
         backup = stage.folder / "backup"
-        backup.mkdir()
-        _copy(setup.redis.folder, backup, "*")
+        shutil.copytree(setup.redis.folder, backup)
         setup.redis.start()
         contest.say(client, stage.words(20))
         setup.redis.kill()
-        _copy(backup, setup.redis.folder, "*")
+        shutil.rmtree(setup.redis.folder)
+        shutil.copytree(backup, setup.redis.folder)
         setup.redis.start()
         contest.say(client, stage.words(16))
         stage.check_rows(setup, client, contest)

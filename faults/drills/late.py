@@ -13,17 +13,21 @@ from faults.load.contest import Contest
 from faults.rig.processes import until
 from faults.rig.setups import cluster
 from kvrecall.client import KvrecallClient, KvrecallError
+from kvstore.format.page import VERSION
 
 # What was held back has arrived within this.
 ARRIVAL_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
 # The beginning of the command that stores a page (`kvstore.tiers.redis.keys`).
-PUT = b"SET\r\n$70\r\nkvrecall:2:"
+PUT = b"SET\r\n$70\r\nkvrecall:%d:" % VERSION
 
 
 def commit_late(stage: Stage) -> None:
-    """A gateway's commit is under way while another one moves the session: it changes nothing."""
-    setup = cluster(stage.folder, stage.rig)
+    """A gateway's commit is under way while another one moves the session: it changes nothing.
+
+    The commit is known by its text, so this one is not encrypted.
+    """
+    setup = cluster(stage.folder, stage.rig, encrypted=False)
     link = setup.to_redis[len(setup.workers)]  # of the first gateway
     with stage.started(setup):
         other = FaultClient(setup.urls[1:], stage.counters, stage.rng)

@@ -237,15 +237,17 @@ def cluster(
     redis_settings: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
     url: str | None = None,
+    encrypted: bool = True,
 ) -> Setup:
     """Two workers and two gateways on one Redis with catalog and rows, and proxies between them.
 
     Redis is not on the disk that fills up: with `appendfsync always` it exits when it cannot write.
-    What is said is encrypted at rest. `more` is added to the environment of all processes. With `url` the
-    Redis is there, not started and stopped with the set-up, and has no proxies to it.
+    With `encrypted` what is said is encrypted at rest. `more` is added to the environment of all
+    processes. With `url` the Redis is there, not started and stopped with the set-up, and has no
+    proxies to it.
     """
     disk = new_disk(folder / "disk", DISK_BYTES)
-    keys = _write_keys(folder)
+    keys = _write_keys(folder) if encrypted else None
     redis = None
     if url is None:
         drive = rig.drive(folder, "redis", [folder / "redis"], append_only=True)
@@ -261,7 +263,9 @@ def cluster(
         _add_worker(setup, f"worker-{number}", environment | dict(more or {}))
     for number in (1, 2):
         name = f"gateway-{number}"
-        environment = {"KVRECALL_CATALOG_URL": url or _redis_url(setup), KEYS_FILE: str(keys)}
+        environment = {"KVRECALL_CATALOG_URL": url or _redis_url(setup)}
+        if keys is not None:
+            environment[KEYS_FILE] = str(keys)
         _add_gateway(setup, name, folder / name, [], environment | dict(more or {}))
     setup.catalog = Settings(
         catalog_url=SecretStr(url or setup.redis_url),

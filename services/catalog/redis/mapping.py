@@ -403,8 +403,11 @@ def _from_episode_fields(id: str, fields: Mapping[str, bytes], cipher: Cipher) -
     )
 
 
-def to_hash(flat: Sequence[bytes]) -> dict[str, bytes]:
-    """Convert from a hash as a script returns it: names and values in turn."""
+def to_hash(reply: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, bytes]:
+    """Convert from a hash as a script returns it, names and values in turn, or as a cluster's client does."""
+    if isinstance(reply, Mapping):
+        return {name.decode(): value for name, value in reply.items()}
+    flat = reply
     return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 

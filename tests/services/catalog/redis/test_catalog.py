@@ -18,6 +18,7 @@ from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.sessions.session import Session
 from kvrecall_server.app.redis import redis_client
+from services.catalog.encryption.keyring import Keyring
 from services.catalog.records import (
     EpisodeSet,
     ForkCommit,
@@ -398,3 +399,13 @@ async def test_a_write_that_changes_nothing_is_confirmed_in_one_more_exchange(
     assert 5 * 5 <= waits <= 5 * 7, "five writes a creation, and a fence or two"
     assert not primary.client.keys("*fence*")
     assert replica.client.dbsize() == primary.client.dbsize()
+
+
+async def test_an_encrypted_catalog_on_a_cluster_is_opened_again(
+    open_catalog: Open, redis_cluster_url: str, keyring: Keyring, make_session: MakeSession
+) -> None:
+    namespace = uuid4().hex
+    first = await open_catalog(redis_cluster_url, namespace, keyring=keyring)
+    await first.sessions.create(make_session("s", tenant="ann"), b"state", None)
+    again = await open_catalog(redis_cluster_url, namespace, keyring=keyring)
+    assert await again.sessions.get_worker_state("s") == b"state"
