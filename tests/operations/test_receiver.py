@@ -42,8 +42,8 @@ def alerting_prometheus(
     service = read_compose(SECRETS | {"KVRECALL_RUNBOOKS": runbooks})["services"]["prometheus"]
     rules = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
     for group in rules["groups"]:
-        # Longer than until the first scrape: a gateway without any is down as well.
-        group["rules"] = [{**rule, "for": "5s"} for rule in group["rules"] if "for" in rule]
+        # Longer than until the first scrape, some 6 s: a gateway without any is down as well.
+        group["rules"] = [{**rule, "for": "12s"} for rule in group["rules"] if "for" in rule]
     (folder / "alerts.yml").write_text(yaml.safe_dump(rules), encoding="utf-8")
     configuration = yaml.safe_load(ALERTS.with_name("prometheus.yml").read_text(encoding="utf-8"))
     configuration["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -110,6 +110,6 @@ def test_without_a_webhook_alerts_stay_in_alertmanager_and_nothing_fails(
         time.sleep(2)  # a critical alert is sent at once
         assert "level=error" not in alertmanager.log
         assert "level=warn" not in alertmanager.log
-        alert = alertmanager.find(ALERT)[0]
+        (alert,) = alertmanager.find(ALERT)
     assert receiver.alerts == []
     assert alert["annotations"]["runbook_url"] == "docs/operations.md#kvrecallgatewaydown"
