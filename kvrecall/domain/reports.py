@@ -178,7 +178,8 @@ class TurnOutcome:
     it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
     lost. `seconds` are by phase, `phase_starts` those from the turn's arrival to each phase's first
-    beginning, empty in turns that were stored without. `stop_sequence` is the one that the answer ended at, if any.
+    beginning, empty in turns that were stored without. `stop_sequence` is the one that the answer
+    ended at, if any.
     `reasoning_tokens` of the output are not of the answer itself. `deferred_tokens` at the
     session's end wait for the next repair before a turn. The last `recorded_tokens` of the prompt
     are recorded text that was appended as an answer's tokens are. `logprobs` are those of the
