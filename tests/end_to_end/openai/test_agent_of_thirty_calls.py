@@ -1,7 +1,7 @@
 """An agent of thirty tool calls through OpenAI's client: that of the session API, nothing twice."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -259,12 +259,6 @@ class ResponsesAgent:
             response.usage.input_tokens - cached,
             cached,
         )
-
-
-@pytest.fixture
-def openai(server: Any) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

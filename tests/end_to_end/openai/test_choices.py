@@ -1,9 +1,7 @@
 """Several answers to one request of OpenAI's own client, against a real server and a real worker."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from openai import OpenAI
 
 Json = dict[str, Any]
@@ -11,12 +9,6 @@ SETTINGS: Json = {"budget": 128, "research": {"method": "snapkv", "repair_rows":
 CHOICES = 3
 PAGE = 64
 TOKENS = 12
-
-
-@pytest.fixture
-def openai(server: Any) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def ask(client: OpenAI, messages: list[Any], **options: Any) -> Any:

@@ -82,13 +82,6 @@ def save(form: str, folder: Path) -> Path:
     return save_byte_model(LATENTS["deepseek_v3"], inner, folder)
 
 
-@pytest.fixture
-def openai(server: Server) -> Iterator[OpenAI]:
-    """OpenAI's own client."""
-    with OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
 def ask(client: OpenAI, messages: list[Any], **options: Any) -> Any:
     """Send a conversation; returns the raw response."""
     (model,) = client.models.list().data

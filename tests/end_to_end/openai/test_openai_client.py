@@ -1,7 +1,6 @@
 """OpenAI's own client against a real server: the same answers as the session API, nothing twice."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ SETTINGS: Json = {"budget": 128, "research": {"method": "snapkv", "repair_rows":
 TURNS = 3
 PAGE = 64
 TOKENS = 12
-
-
-@pytest.fixture
-def openai(server: Any) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def model_of(client: OpenAI) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -38,12 +37,6 @@ def make_tool(name: str, **members: Any) -> Json:
 
 
 TOOLS = [make_tool("look_up", strict=True), make_tool("move")]
-
-
-@pytest.fixture
-def openai(server: Any) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def ask(client: OpenAI, messages: list[Any], **options: Any) -> Any:
