@@ -18,7 +18,9 @@ FANOUT = 8
 """Nodes of one level that a node of the next has."""
 
 Fill = Callable[[Tensor, int, int], None]
-"""Code that makes nodes of rows: of memory as `KeySummaries.describe` says, rows that have theirs, and all rows."""
+"""Code that makes nodes: takes the memory for them, as `KeySummaries.describe` gives it, how many rows have nodes
+already, and how many rows there are.
+"""
 
 # Nodes that are made at once: their members fit into a processor's cache.
 _AT_ONCE = 128

@@ -193,20 +193,20 @@ void encode(const Encode& call) {
   }
 }
 
-// Mean and variance of 8 rows, or nodes that have variances of their own, behind their means.
+// Mean and variance of the members of a node: rows, or nodes that have variances of their own, behind their means.
 template <bool nodes, typename T>
-INLINE void summarise(const T* const members[8], int64_t dim, float* node) {
+INLINE void summarise(const T* const members[FANOUT], int64_t dim, float* node) {
   for (int64_t c = 0; c < dim; ++c) {
     float total = 0, square = 0, within = 0;
-    for (int i = 0; i < 8; ++i) total += widen(members[i][c]);
-    const float mean = total / 8;
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < FANOUT; ++i) total += widen(members[i][c]);
+    const float mean = total / FANOUT;
+    for (int i = 0; i < FANOUT; ++i) {
       const float off = widen(members[i][c]) - mean;
       square += off * off;
       if (nodes) within += widen(members[i][dim + c]);
     }
     node[c] = mean;
-    node[dim + c] = square / 8 + within / 8;
+    node[dim + c] = (square + within) / FANOUT;
   }
 }
 
@@ -220,10 +220,10 @@ void summarise(const Summarise& call) {
       const float* below = level > 1 ? (const float*)of[-2] + head * of[-1] : nullptr;
       for (int64_t node = call.before >> FANOUT_BITS * level; node < end; ++node) {
         float* const made = (float*)of[0] + head * of[1] + node * numbers;
-        const float* nodes[8];
-        const T* rows[8];
-        for (int64_t i = 0; i < 8; ++i) {
-          const int64_t at = node * 8 + i;
+        const float* nodes[FANOUT];
+        const T* rows[FANOUT];
+        for (int64_t i = 0; i < FANOUT; ++i) {
+          const int64_t at = node * FANOUT + i;
           if (level > 1) nodes[i] = below + at * numbers;
           else rows[i] = (const T*)(call.pages[at / call.page_rows] + call.keys) +
                          (head * call.page_rows + at % call.page_rows) * call.dim;

@@ -6,8 +6,8 @@
 
 namespace {
 
-// Some nodes of a level, or rows, each once.
-struct Some {
+// Nodes of a level, or rows, that are scored, each once.
+struct Candidates {
   int32_t* numbers;
   float* raised;  // what their logits are raised by, for others that they stand for
   int64_t count;
@@ -27,7 +27,7 @@ class Descent {
     logits_ = take(head.group * scored);
     weights_ = take(scored);
     priorities_ = take(scored);
-    for (Some* each : {&some_, &below_}) *each = {(int32_t*)take(scored), take(scored), 0};
+    for (Candidates* each : {&scored_, &below_}) *each = {(int32_t*)take(scored), take(scored), 0};
     chosen_ = (int32_t*)take(stored_.nodes);
     chosen_counts_ = take(stored_.nodes);
     asked_ = take(count_segments(stored_) * numbers);
@@ -39,18 +39,18 @@ class Descent {
 
   // Sets positions and counts of drawn rows; returns how many they are.
   int64_t search(int32_t* drawn, float* counts) {
-    some_.count = stored_.count_nodes(stored_.top);
-    for (int64_t i = 0; i < some_.count; ++i) some_.numbers[i] = int32_t(i);
-    std::fill(some_.raised, some_.raised + some_.count, 0.f);
+    scored_.count = stored_.count_nodes(stored_.top);
+    for (int64_t i = 0; i < scored_.count; ++i) scored_.numbers[i] = int32_t(i);
+    std::fill(scored_.raised, scored_.raised + scored_.count, 0.f);
     for (int64_t level = stored_.top; level > 0; --level) {
       weigh_nodes(level);
-      go_below(level, draw_some(level, stored_.nodes, chosen_, chosen_counts_));
+      descend(level, draw_candidates(level, stored_.nodes, chosen_, chosen_counts_));
     }
     weigh_rows();
-    const int64_t made = draw_some(0, stored_.count, drawn, counts);
+    const int64_t made = draw_candidates(0, stored_.count, drawn, counts);
     for (int64_t j = 0; j < made; ++j) {
-      counts[j] *= std::exp(some_.raised[drawn[j]]);
-      drawn[j] = some_.numbers[drawn[j]];
+      counts[j] *= std::exp(scored_.raised[drawn[j]]);
+      drawn[j] = scored_.numbers[drawn[j]];
     }
     return made;
   }
@@ -77,41 +77,41 @@ class Descent {
     nodes.group = head_.group;
     nodes.dim = numbers;
     const float* first = stored_.nodes_at(level, head_.index);
-    weigh_some(
-        nodes, [&](int64_t j) { return first + some_.numbers[j] * numbers; },
-        [&](int64_t j) { return int64_t(some_.numbers[j]) << FANOUT_BITS * level; }, asked_);
+    weigh_candidates(
+        nodes, [&](int64_t j) { return first + scored_.numbers[j] * numbers; },
+        [&](int64_t j) { return int64_t(scored_.numbers[j]) << FANOUT_BITS * level; }, asked_);
   }
 
   void weigh_rows() {
-    weigh_some(
-        head_, [&](int64_t j) { return stored_.at<T>(stored_.keys, head_.index, some_.numbers[j], head_.dim); },
-        [&](int64_t j) { return int64_t(some_.numbers[j]); }, queries_);
+    weigh_candidates(
+        head_, [&](int64_t j) { return stored_.at<T>(stored_.keys, head_.index, scored_.numbers[j], head_.dim); },
+        [&](int64_t j) { return int64_t(scored_.numbers[j]); }, queries_);
     std::memset(active_, 0, size_t(stored_.rows / 32 + 1) * sizeof *active_);
     for (int64_t i = 0; i < head_.active; ++i)
       if (const int32_t at = head_.positions[i]; at < stored_.rows) active_[at / 32] |= 1u << at % 32;
-    for (int64_t j = 0; j < some_.count; ++j)
-      if (const int32_t at = some_.numbers[j]; active_[at / 32] >> at % 32 & 1) weights_[j] = -1.f;
+    for (int64_t j = 0; j < scored_.count; ++j)
+      if (const int32_t at = scored_.numbers[j]; active_[at / 32] >> at % 32 & 1) weights_[j] = -1.f;
   }
 
   template <typename Keys, typename Key, typename Position>
-  void weigh_some(const Head<Keys>& head, Key key, Position position, const float* queries) {
-    const int64_t stride = padded(some_.count);
-    score_apart(head, some_.count, key, position, queries, logits_, stride);
+  void weigh_candidates(const Head<Keys>& head, Key key, Position position, const float* queries) {
+    const int64_t stride = padded(scored_.count);
+    score_apart(head, scored_.count, key, position, queries, logits_, stride);
     for (int64_t q = 0; q < head.group; ++q)
-      for (int64_t j = 0; j < some_.count; ++j) logits_[q * stride + j] += some_.raised[j];
-    close_rows(logits_, some_.count, head.group, stride);
+      for (int64_t j = 0; j < scored_.count; ++j) logits_[q * stride + j] += scored_.raised[j];
+    close_rows(logits_, scored_.count, head.group, stride);
     weigh(logits_, head.group, stride, priorities_, weights_);
   }
 
-  int64_t draw_some(int64_t level, int64_t most, int32_t* drawn, float* counts) {
+  int64_t draw_candidates(int64_t level, int64_t most, int32_t* drawn, float* counts) {
     const float* ranks = head_.ranks_at(level);
-    for (int64_t j = 0; j < some_.count; ++j) priorities_[j] = weights_[j] * ranks[some_.numbers[j]];
-    std::fill(priorities_ + some_.count, priorities_ + padded(some_.count), 0.f);
-    return draw(weights_, priorities_, some_.count, most, drawn, counts, logits_);
+    for (int64_t j = 0; j < scored_.count; ++j) priorities_[j] = weights_[j] * ranks[scored_.numbers[j]];
+    std::fill(priorities_ + scored_.count, priorities_ + padded(scored_.count), 0.f);
+    return draw(weights_, priorities_, scored_.count, most, drawn, counts, logits_);
   }
 
-  // Goes to the 8 below each chosen node, and to those that have no node yet.
-  void go_below(int64_t level, int64_t made) {
+  // Goes to those below each chosen node, and to those that have no node yet.
+  void descend(int64_t level, int64_t made) {
     const int64_t end = stored_.count_nodes(level - 1);
     below_.count = 0;
     const auto add = [&](int64_t node, float raised) {
@@ -122,16 +122,16 @@ class Descent {
       }
     };
     for (int64_t j = 0; j < made; ++j)
-      add(some_.numbers[chosen_[j]], some_.raised[chosen_[j]] + std::log(chosen_counts_[j]));
+      add(scored_.numbers[chosen_[j]], scored_.raised[chosen_[j]] + std::log(chosen_counts_[j]));
     add(stored_.count_nodes(level), 0);
-    std::swap(some_, below_);
+    std::swap(scored_, below_);
   }
 
   const Head<T>& head_;
   const Searched& stored_;
   const float* queries_;
   float *logits_, *weights_, *priorities_, *chosen_counts_, *asked_;
-  Some some_, below_;
+  Candidates scored_, below_;
   int32_t* chosen_;
   uint32_t* active_;
 };

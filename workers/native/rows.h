@@ -5,7 +5,8 @@
 
 namespace {
 
-constexpr int FANOUT_BITS = 3;  // a node of summaries has 8 of those of the level below, or rows: as in summaries.py
+constexpr int FANOUT_BITS = 3;
+constexpr int FANOUT = 1 << FANOUT_BITS;  // nodes of the level below, or rows, that a node has: as in summaries.py
 
 INLINE int64_t count_quads(int64_t dim) { return (dim + 3) / 4; }
 

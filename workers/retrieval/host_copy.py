@@ -44,8 +44,9 @@ class HostCopy:
         """
         self.layout = layout
         self.rows = PagedRows(layout)
-        self._encodes = native is not None and layout.dtype in native.dtypes
-        encode = native.encode_keys if native is not None and self._encodes else None
+        # Native code for keys in these numbers; None: torch reads them.
+        self._reader = native if native is not None and layout.dtype in native.dtypes else None
+        encode = None if self._reader is None else self._reader.encode_keys
         self.codes = KeyCodes(layout, shared_codes or SharedCodes(), encode)
         self.native = native
         self.taken = 0
@@ -53,7 +54,7 @@ class HostCopy:
         self._ids: list[PageId | None] = []
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
         self._described: Tensor | None = None
-        self._searched_by_torch = settings is not None and not self._encodes
+        self._searched_by_torch = settings is not None and self._reader is None
         self._joined = dict[int, tuple[Tensor, Tensor]]()
 
     @property
@@ -224,7 +225,7 @@ class HostCopy:
 
     @property
     def described_summaries(self) -> Tensor | None:
-        """Where the summaries of all layers are, see `Summaries`; None if not all rows have some, or none are drawn."""
+        """Where the summaries of all layers are, see `Summaries`; None where rows lack some, or the best are taken."""
         return self._described if self._draws else None
 
     @property
@@ -234,13 +235,12 @@ class HostCopy:
 
     def _summarise(self, summaries: KeySummaries, layer: int) -> None:
         """Summarise the keys of a layer that are not yet."""
-        if self._encodes:
-            assert self.native is not None, "which encodes"
-            fill = partial(self.native.summarise_keys, self.rows, layer)
-            summaries.extend_by(fill, self.layout, self.rows.length)
-        else:
+        if self._reader is None:
             start = summaries.needed_from
             summaries.extend(self.rows.keys(layer, slice(start, None)), start)
+        else:
+            fill = partial(self._reader.summarise_keys, self.rows, layer)
+            summaries.extend_by(fill, self.layout, self.rows.length)
 
     def _encode(self) -> Iterator[None]:
         """Encode the keys of the pages that have no codes."""

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.made_up_copy import add_rows, build_copy
 from kvrecall.domain.settings.retrieval import Retrieval
+from kvstore.format.page import PageLayout
+from kvstore.index.summaries import KeySummaries
 from tests.workers.made_up_step import Made, Shape, make
 from tests.workers.native.test_attention import CAPABILITIES, supported
 from workers.native.attention import NativeAttention
@@ -101,6 +104,29 @@ def test_neither_threads_nor_other_sessions_change_a_bit_of_a_descent(
         if retriever is not None:
             alone = Made(shape, made.queries[at], rows, None, [retriever])
             assert torch.equal(alone.attend(native), outs[0][at])
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [20, 64])
+def test_native_summaries_are_those_of_torch_in_whatever_pieces_rows_come(
+    dim: int, dtype: torch.dtype, latent: bool, native: NativeAttention
+) -> None:
+    layout = PageLayout(2, 3, dim, dtype, "made up", latent=latent)
+    length, first = 5003, 20 * layout.page_tokens
+    random = torch.Generator().manual_seed(dim)
+    keys = torch.randn(layout.n_layers, 3, length, dim, generator=random).to(dtype)
+    copy = build_copy(layout, SEARCH, [(each[:, :first],) * 2 for each in keys], native)
+    add_rows(copy, [(each[:, first:],) * 2 for each in keys])
+    copy.rows.length = length  # `add_rows` counts those that it adds
+    for _ in copy.index_rows():
+        pass
+    for layer in range(layout.n_layers):
+        expected, made = KeySummaries(), copy.summaries(layer)
+        expected.extend(keys[layer])
+        assert made is not None
+        for level in (1, 2, 3, 4):
+            torch.testing.assert_close(made.nodes(level), expected.nodes(level))
 
 
 def test_rows_that_came_after_the_last_index_are_left_to_torch() -> None:
