@@ -13,7 +13,7 @@ from services.feed.feed import Feed
 from services.pages.collector import PageCollector
 from services.pages.sweep import PageSweep
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Lost workers that are remembered: they are shown as unreachable.
 _MAX_LOST = 64
@@ -73,7 +73,7 @@ class ServiceStatus:
         """Return whether the catalog may store more. Raises CatalogError if it does not answer."""
         return await self._ask(self._context.catalog.has_room())
 
-    async def _ask(self, read: Awaitable[T]) -> T:
+    async def _ask(self, read: Awaitable[_T]) -> _T:
         try:
             return await ask_catalog(read, _CATALOG_SECONDS)
         except CatalogUnreachable as error:

@@ -59,9 +59,8 @@ class Answering:
         self._fields: tuple[str, ...] = ()
         self._tolerance = body.tolerate(service.limits)
 
-    @property
-    def _settings(self) -> CreateSession:
-        """The settings of the session that the conversation would begin. Raises InvalidRequest."""
+    def _build_settings(self) -> CreateSession:
+        """Build the settings of the session that the conversation would begin. Raises InvalidRequest."""
         variables = self._service.info.template_variables
         return self._body.settings_to_domain(self.tenant, variables)
 
@@ -119,7 +118,7 @@ class Answering:
             raise InvalidRequest("input", "there is nothing to count")
         for index, message in enumerate(messages, -len(self._body.opening)):
             check_message(message, self._fields[index] if index >= 0 else "instructions")
-        settings = self._settings
+        settings = self._build_settings()
         return await self._service.count_tokens(
             messages, settings.tools, template_arguments=settings.template_arguments
         )
@@ -134,7 +133,7 @@ class Answering:
             raise InvalidRequest("input", "there is nothing to compact")
         conversation = Conversation(
             (*messages, Message("user", INSTRUCTION)),
-            self._settings,
+            self._build_settings(),
             self._body.turn_to_domain(self._service.limits, self._service.default_sampling),
             opening=self._body.opening,
         )
@@ -181,7 +180,7 @@ class Answering:
             raise InvalidRequest("input", "there is nothing to answer")
         conversation = Conversation(
             given.messages,
-            replace(self._settings, stored=self._body.store is not False),
+            replace(self._build_settings(), stored=self._body.store is not False),
             self._body.turn_to_domain(self._service.limits, self._service.default_sampling),
             key,
             self._body.opening,

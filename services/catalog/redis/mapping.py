@@ -407,8 +407,7 @@ def to_hash(reply: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, bytes]:
     """Convert from a hash as a script returns it, names and values in turn, or as a cluster's client does."""
     if isinstance(reply, Mapping):
         return {name.decode(): value for name, value in reply.items()}
-    flat = reply
-    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
 def _require(value: bytes | None) -> bytes:

@@ -1,4 +1,4 @@
-"""What is told of a request's sender."""
+"""The sender of a request, as its turn records it."""
 
 import pytest
 
