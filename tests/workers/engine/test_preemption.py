@@ -57,7 +57,8 @@ def run(engine: Engine, name: str, text: str, preempted: bool) -> pb.TurnDone:
                 (answer,) = sample(logits[:, -1], [wanted.sampler])
     except StopIteration as ended:
         done: pb.TurnDone = ended.value
-        done.ClearField("seconds")
+        for timed in ("seconds", "phase_starts"):
+            done.ClearField(timed)
         return done
     finally:
         engine.cache.release(other)
