@@ -91,8 +91,7 @@ class BackgroundTasks:
 
     async def stop(self) -> None:
         """Stop all background work."""
-        for live in self._sessions.all():
-            await self.cancel(live)
+        await asyncio.gather(*map(self.cancel, self._sessions.all()))
 
     def _start(self, live: ActiveSession) -> None:
         if live.background is None or live.background.done():

@@ -3,6 +3,8 @@
 The next turn would do it first thing, to the same bits. In a pause nobody waits for it.
 """
 
+import asyncio
+
 import structlog
 
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch
@@ -14,6 +16,8 @@ from services.sessions.active import ActiveSession
 from services.sessions.worker_states import pack_state
 
 _log = structlog.get_logger("kvrecall.settling")
+# The longest that a cancelled settling goes on to its commit.
+_COMMIT_SECONDS = 2.0
 
 
 class Settler:
@@ -25,10 +29,19 @@ class Settler:
         self._sessions = context.sessions
 
     async def run(self, live: ActiveSession) -> None:
-        """Settle the session and commit its rows. Raises a ServiceError."""
+        """Settle the session and commit its rows. Raises a ServiceError.
+
+        A cancellation waits for the commit, at most `_COMMIT_SECONDS`: a shared place keeps pages that
+        no commit names until they expire, also those of a session that is deleted next.
+        """
         live.unsettled = False
+        settling = asyncio.ensure_future(self._settle(live))
         try:
-            await self._settle(live)
+            await asyncio.shield(settling)
+        except asyncio.CancelledError:
+            await asyncio.wait({settling}, timeout=_COMMIT_SECONDS)
+            settling.cancel()
+            raise
         except (StaleEpoch, SessionBusy):
             raise  # another process went on with the session
         except ServiceError as error:

@@ -86,12 +86,25 @@ async def test_settling_comes_before_repairs(harness: Any) -> None:
     assert log == ["open", "settle", "last_output:"]
 
 
-async def test_a_deleted_session_is_settled_no_more(harness: Any) -> None:
+async def test_a_deletion_waits_no_longer_for_a_settling_that_hangs(harness: Any) -> None:
     harness.worker.gates["settle"] = asyncio.Event()
     session, _ = await answered(harness)
     await harness.worker.reached["settle"].wait()
     await harness.service.delete(session)
     assert harness.worker.deleted == [session]
+
+
+async def test_pages_that_a_settling_writes_beside_a_deletion_are_deleted(harness: Any) -> None:
+    harness.worker.gates["settle"] = asyncio.Event()
+    session, _ = await answered(harness)
+    await harness.worker.reached["settle"].wait()
+    deletion = asyncio.create_task(harness.service.delete(session))
+    await asyncio.sleep(0.05)
+    assert not deletion.done(), "it waits for the commit"
+    harness.worker.gates["settle"].set()
+    await deletion
+    await harness.collect()
+    assert not harness.worker.pages
 
 
 async def test_forks_share_the_pages_of_rows_that_are_stored(harness: Any) -> None:
