@@ -17,7 +17,18 @@ FLAGS = [
     "-pthread",
     "-g0",
 ]
-HEADERS = ("codes", "descent", "draw", "head", "rows", "search", "vectors")
+HEADERS = (
+    "codes",
+    "delta",
+    "descent",
+    "draw",
+    "head",
+    "products",
+    "rows",
+    "search",
+    "team",
+    "vectors",
+)
 LEVELS: dict[str, list[str]] = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["avx2"] = ["-mavx2", "-mfma"]

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
@@ -64,6 +65,15 @@ WORDS = (
 )
 
 
+DELTA_NETS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+}
+
+
 def tiny_config(family: str) -> PreTrainedConfig:
     """One to three layers, four query heads over two KV heads, the reference model's vocabulary.
 
@@ -89,6 +99,7 @@ def tiny_config(family: str) -> PreTrainedConfig:
         "qwen2": lambda: Qwen2Config(num_hidden_layers=3, **shape),
         "qwen3": lambda: Qwen3Config(num_hidden_layers=2, **shape),
         "mistral": lambda: MistralConfig(num_hidden_layers=2, sliding_window=None, **shape),
+        "hybrid": lambda: Qwen3_5TextConfig(num_hidden_layers=4, **DELTA_NETS, **shape),
     }
     return configs[family]()
 

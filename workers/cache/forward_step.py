@@ -312,6 +312,21 @@ class ForwardStep(Cache):
         step._begin()
         return step
 
+    @property
+    def recurrent_states(self) -> list[tuple[Tensor, Tensor]] | None:
+        """Last inputs of the convolution and the recurrence, `[B, ...]`, of each layer with such states.
+
+        They are the pass's own, which changes them in place, and `commit` keeps them. None where a layer has
+        others, or none yet.
+        """
+        found = []
+        for _, layer in sorted(self._recurrent.items()):
+            inputs, sums = layer.conv_states[0], layer.recurrent_states[0]
+            if layer.number_of_states > 1 or inputs is None or sums is None:
+                return None
+            found.append((inputs, sums))
+        return found
+
     def undo(self) -> None:
         """Drop the new rows from the slots, in whatever layer the pass has failed or ended."""
         for slot in self.slot_list:

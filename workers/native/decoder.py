@@ -1,15 +1,22 @@
-"""A decode step of a dense model in native code: one new token of each session."""
+"""A decode step of a model in native code: one new token of each session."""
 
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
 from workers.native.attention import describe_searched, find_parts
-from workers.native.decoder_weights import DecoderWeights, LayerWeights
+from workers.native.decoder_weights import (
+    AttentionWeights,
+    DecoderWeights,
+    DeltaWeights,
+    LayerWeights,
+    Matrix,
+)
+from workers.native.delta import DeltaLayer, DeltaShape, DeltaStates
 from workers.native.layer import Layer
 from workers.native.model import Model
 from workers.native.searched import Searched
@@ -31,7 +38,7 @@ class Slots:
         values: As `keys`.
         positions: Of all rows, int32 `[...]`, those of the new ones included.
         control: Each head's first row, and its length before the step, int64
-            `[2, n_layers, B, n_kv_heads]`.
+            `[2, row_layers, B, n_kv_heads]`.
     """
 
     keys: Tensor
@@ -46,10 +53,10 @@ class Decoded:
 
     Attributes:
         logits: float32 `[B, vocabulary]`.
-        rows: The new rows, `[B, n_layers, 2, n_kv_heads, 1, head_dim]`.
-        queries: With rotary embedding, `[n_layers, B, n_heads, 1, head_dim]`; None if not asked for.
+        rows: The new rows, `[B, row_layers, 2, n_kv_heads, 1, head_dim]`.
+        queries: With rotary embedding, `[row_layers, B, n_heads, 1, head_dim]`; None if not asked for.
         drawn: Number of rows that were drawn, and their positions, -1 for none, int32
-            `[n_layers, B, n_kv_heads, 1 + most]`; overwritten by the next step.
+            `[row_layers, B, n_kv_heads, 1 + most]`; overwritten by the next step.
         attention_seconds: Time of search and attention.
     """
 
@@ -95,6 +102,7 @@ class NativeDecoder:
         positions: Tensor,
         slots: Slots,
         searched: Sequence[SearchedRows | None],
+        states: Sequence[tuple[Tensor, Tensor]] = (),
         placement: Placement | None = None,
         *,
         observed: bool = False,
@@ -103,11 +111,13 @@ class NativeDecoder:
 
         token_ids: int64 `[B]`; positions: int32 `[B]`, after those of all of the session's rows.
         searched: rows of each session's first layer, which has those of all; None for a session that
-        retrieves nothing. placement: of a pass with sessions behind the model's window. observed: queries are
+        retrieves nothing. states: of each delta net the convolution's last inputs, float32 `[B, channels, kept]`, and
+        the sums, float32 `[B, value heads, key dim, value dim]`, contiguous; those after the token take their place.
+        placement: of a pass with sessions behind the model's window. observed: queries are
         returned.
         """
         weights, batch = self._weights, len(searched)
-        n_layers, heads = len(weights.layers), weights.n_kv_heads
+        n_layers, heads = self._model.row_layers, weights.n_kv_heads
         dtype = slots.keys.dtype
         queries = (n_layers, batch, heads * weights.group, 1, self._dim)
         most = max((each.count for each in searched if each is not None), default=0)
@@ -133,6 +143,9 @@ class NativeDecoder:
             None if out.queries is None else out.queries.data_ptr(),
             *(out.logits.data_ptr(), out.drawn.data_ptr()),
             *(most, batch),
+            (DeltaStates * len(states))(
+                *(DeltaStates(inputs.data_ptr(), sums.data_ptr()) for inputs, sums in states)
+            ),
         )
         active = int(lengths.sum()) * self._dim
         step.threads = self._count_threads(active, searched)
@@ -153,48 +166,64 @@ class NativeDecoder:
     def _count_threads(self, active: int, searched: Sequence[SearchedRows | None]) -> int:
         """Threads that are worth their start; active: numbers of the active rows' keys."""
         scored = sum(each.scored for each in searched if each is not None)
-        keys = scored * self._weights.n_kv_heads * self._dim * len(self._weights.layers)
+        keys = scored * self._weights.n_kv_heads * self._dim * self._model.row_layers
         worth = (self._numbers + active + keys) // _NUMBERS_PER_THREAD
         return max(1, min(torch.get_num_threads(), worth))
 
 
 def _describe(weights: DecoderWeights, layers: "ctypes.Array[Layer]") -> Model:
-    first = weights.layers[0]
     return Model(
         *(layers, len(layers)),
+        sum(isinstance(each.mixer, AttentionWeights) for each in weights.layers),
+        weights.gated,
+        DeltaShape() if weights.delta is None else DeltaShape(*astuple(weights.delta)),
         Weight.of(weights.embedding),
         Weight.of(weights.head),
         *(weights.norm.data_ptr(), weights.frequencies.data_ptr()),
         weights.embedding.shape[1],
-        first.up.shape[0],
-        *(weights.n_kv_heads, weights.group, first.keys.shape[0] // weights.n_kv_heads),
+        weights.layers[0].up.shape[0],
+        *(weights.n_kv_heads, weights.group, weights.head_dim),
         2 * len(weights.frequencies),
         *(weights.rotary_scale, weights.scale, weights.epsilon, weights.head_epsilon),
     )
 
 
 def _describe_layer(layer: LayerWeights) -> Layer:
-    matrices = (
-        layer.queries,
-        layer.keys,
-        layer.values,
-        layer.out,
-        layer.gate,
-        layer.up,
-        layer.down,
+    mixer = layer.mixer
+    own = Layer(
+        gate=Weight.of(layer.gate),
+        up=Weight.of(layer.up),
+        down=Weight.of(layer.down),
+        mixer_norm=layer.mixer_norm.data_ptr(),
+        mlp_norm=layer.mlp_norm.data_ptr(),
     )
-    norms = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
-    return Layer(
-        *map(Weight.of, matrices),
-        *(None if norm is None else norm.data_ptr() for norm in norms),
+    if isinstance(mixer, DeltaWeights):
+        own.delta = ctypes.pointer(_describe_delta(mixer))
+        return own
+    own.queries, own.keys, own.values, own.out = map(Weight.of, _list_matrices(mixer))
+    own.query_norm, own.key_norm = (
+        None if norm is None else norm.data_ptr() for norm in (mixer.query_norm, mixer.key_norm)
     )
+    return own
+
+
+def _describe_delta(delta: DeltaWeights) -> DeltaLayer:
+    return DeltaLayer(
+        *map(Weight.of, _list_matrices(delta)),
+        *(each.data_ptr() for each in (delta.kernel, delta.rates, delta.bias, delta.norm)),
+    )
+
+
+def _list_matrices(mixer: AttentionWeights | DeltaWeights) -> Sequence[Matrix]:
+    if isinstance(mixer, AttentionWeights):
+        return (mixer.queries, mixer.keys, mixer.values, mixer.out)
+    return (mixer.mixed, mixer.gates, mixer.strengths, mixer.decays, mixer.out)
 
 
 def _count_numbers(weights: DecoderWeights) -> int:
     """Numbers of the matrices that each step reads."""
     total = math.prod(weights.head.shape)
     for layer in weights.layers:
-        for each in (layer.queries, layer.out, layer.keys, layer.values):
-            total += math.prod(each.shape)
+        total += sum(math.prod(each.shape) for each in _list_matrices(layer.mixer))
         total += 3 * math.prod(layer.up.shape)
     return total

@@ -1,4 +1,4 @@
-"""The weights of a dense model that the native code computes."""
+"""The weights of a model that the native code computes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,19 +38,15 @@ class Matrix:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerWeights:
-    """One layer: attention and a gated MLP, each behind an RMSNorm and added to what it read.
+class AttentionWeights:
+    """Attention to rows.
 
     Attributes:
-        queries: Of all heads, those of a KV head one after the other.
+        queries: Of all heads, those of a KV head one after the other, each followed by the gate of the head's
+            output in a model that has these.
         keys: Of the KV heads.
         values: Of the KV heads.
         out: Of all heads' attention.
-        gate: Of the MLP, whose inner numbers are `silu(gate) * up`.
-        up: Of the MLP.
-        down: Of the MLP.
-        attention_norm: float32 `[hidden]`.
-        mlp_norm: float32 `[hidden]`.
         query_norm: Of each head's query, float32 `[head_dim]`; None for none.
         key_norm: As `query_norm`.
     """
@@ -59,13 +55,79 @@ class LayerWeights:
     keys: Matrix
     values: Matrix
     out: Matrix
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaWeights:
+    """A gated delta net (arXiv 2412.06464).
+
+    Attributes:
+        mixed: Queries and keys of the key heads, and values of the value heads, each behind a convolution.
+        gates: Of the value heads' outputs.
+        strengths: How much a token writes, of each value head.
+        decays: How much it forgets, of each value head.
+        out: Of all value heads.
+        kernel: Of the convolution, float32 `[channels, width]`.
+        rates: Of the decays, float32 `[value heads]`.
+        bias: Added to the decays, float32 `[value heads]`.
+        norm: Of a value head's output, float32 `[value dim]`.
+    """
+
+    mixed: Matrix
+    gates: Matrix
+    strengths: Matrix
+    decays: Matrix
+    out: Matrix
+    kernel: Tensor
+    rates: Tensor
+    bias: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class DeltaHeads:
+    """What the delta nets of a model have in common.
+
+    Attributes:
+        keys: Key heads.
+        values: Value heads, a multiple of `keys`.
+        key_dim: Numbers of a key.
+        value_dim: Numbers of a value, a multiple of 8.
+        width: Of the convolution.
+        kept: Last inputs of the convolution that a state has.
+        epsilon: Of the norm of outputs.
+    """
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+    width: int
+    kept: int
+    epsilon: float
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """One layer: attention or a delta net, and a gated MLP, each behind an RMSNorm and added to what it read.
+
+    Attributes:
+        mixer: What mixes the tokens.
+        gate: Of the MLP, whose inner numbers are `silu(gate) * up`.
+        up: Of the MLP.
+        down: Of the MLP.
+        mixer_norm: float32 `[hidden]`.
+        mlp_norm: float32 `[hidden]`.
+    """
+
+    mixer: AttentionWeights | DeltaWeights
     gate: Matrix
     up: Matrix
     down: Matrix
-    attention_norm: Tensor
+    mixer_norm: Tensor
     mlp_norm: Tensor
-    query_norm: Tensor | None = None
-    key_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +143,9 @@ class DecoderWeights:
             head turn, number i with number `i + rotated / 2`.
         n_kv_heads: KV heads.
         group: Query heads of each.
+        head_dim: Numbers of a key.
+        gated: True where queries come with gates.
+        delta: Of the delta nets; None for none.
         rotary_scale: Factor of the rotary embedding.
         scale: Factor of the product of a query and a key.
         epsilon: Of the layers' norms and the last one.
@@ -94,6 +159,9 @@ class DecoderWeights:
     frequencies: Tensor
     n_kv_heads: int
     group: int
+    head_dim: int
+    gated: bool
+    delta: DeltaHeads | None
     rotary_scale: float
     scale: float
     epsilon: float

@@ -3,6 +3,7 @@
 import ctypes
 from typing import ClassVar
 
+from workers.native.delta import DeltaLayer
 from workers.native.weight import Weight
 
 
@@ -10,6 +11,7 @@ class Layer(ctypes.Structure):
     """Structure `Layer` of decode.cpp, which says what each field is."""
 
     _fields_: ClassVar = [
+        ("delta", ctypes.POINTER(DeltaLayer)),
         ("queries", Weight),
         ("keys", Weight),
         ("values", Weight),
@@ -17,7 +19,7 @@ class Layer(ctypes.Structure):
         ("gate", Weight),
         ("up", Weight),
         ("down", Weight),
-        ("attention_norm", ctypes.c_void_p),
+        ("mixer_norm", ctypes.c_void_p),
         ("mlp_norm", ctypes.c_void_p),
         ("query_norm", ctypes.c_void_p),
         ("key_norm", ctypes.c_void_p),

@@ -3,6 +3,7 @@
 import ctypes
 from typing import ClassVar
 
+from workers.native.delta import DeltaShape
 from workers.native.layer import Layer
 from workers.native.weight import Weight
 
@@ -13,6 +14,9 @@ class Model(ctypes.Structure):
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(Layer)),
         ("n_layers", ctypes.c_int64),
+        ("row_layers", ctypes.c_int64),
+        ("gated", ctypes.c_int64),
+        ("delta", DeltaShape),
         ("embedding", Weight),
         ("head", Weight),
         ("norm", ctypes.c_void_p),

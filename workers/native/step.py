@@ -3,6 +3,7 @@
 import ctypes
 from typing import ClassVar
 
+from workers.native.delta import DeltaStates
 from workers.native.model import Model
 from workers.native.searched import Searched
 
@@ -30,6 +31,7 @@ class Step(ctypes.Structure):
         ("drawn", ctypes.c_void_p),
         ("most", ctypes.c_int64),
         ("sessions", ctypes.c_int64),
+        ("states", ctypes.POINTER(DeltaStates)),
         ("scratch", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
         ("attention_ns", ctypes.c_int64),

@@ -46,6 +46,7 @@ class Decoder:
             step.query_positions.shape[1] == 1
             and step.block_attention is None
             and not step.static
+            and step.recurrent_states is not None
             and (
                 retrieval is None
                 or (isinstance(retrieval, RetrievalStep) and self._draws(retrieval, step))
@@ -61,14 +62,21 @@ class Decoder:
         assert retrieval is None or isinstance(retrieval, RetrievalStep), "a pass that it takes"
         searched = None if retrieval is None else retrieval.searched_rows
         memory = step.cache.pool.get_memory(0)
+        kept = step.recurrent_states
+        assert kept is not None, "a pass that it takes"
+        states = [(inputs.float(), sums) for inputs, sums in kept]
         decoded = self._native.decode(
             token_ids.flatten().contiguous(),
             step.query_positions.flatten(),
             Slots(memory.keys, memory.values, memory.positions, step.control),
             [None] * len(token_ids) if searched is None else searched,
+            states,
             step.placement,
             observed=step.observe > 0,
         )
+        for (inputs, _), (changed, _) in zip(kept, states, strict=True):
+            if changed is not inputs:
+                inputs.copy_(changed)
         if retrieval is not None:
             found = decoded.drawn[..., 0].sum((0, 2)).tolist()
             retrieval.count(found, decoded.attention_seconds)

@@ -14,8 +14,17 @@ from transformers import PreTrainedModel
 from workers.cache.layer_plan import LayerPlan
 from workers.cache.slot_pool import KVShape
 from workers.model.weights.quantized_linear import Int4Weight, Int8Weight, QuantizedLinear
-from workers.native.decoder_weights import DecoderWeights, LayerWeights, Matrix, pack_codes
+from workers.native.decoder_weights import (
+    AttentionWeights,
+    DecoderWeights,
+    DeltaHeads,
+    DeltaWeights,
+    LayerWeights,
+    Matrix,
+    pack_codes,
+)
 
+_LANES = 8  # numbers that native code computes at once
 # Rotary embeddings whose frequencies change with a session's length.
 _CHANGING = ("dynamic", "longrope")
 
@@ -30,12 +39,13 @@ def read_weights(module: PreTrainedModel, plan: LayerPlan, shape: KVShape) -> De
     Matrices in float32 whose numbers are bfloat16's are copied into half of the bytes, those in 4 bits into another
     order; all others are the model's own memory.
     """
-    if plan != LayerPlan.full(plan.n_layers) or shape.latent or shape.value_dim is not None:
-        raise NotCovered("not all of its layers attend to all rows of keys and values")
+    kept = sorted((*plan.rows, *plan.states))
+    if kept != list(range(plan.n_layers)) or plan.windows or shape.latent or shape.value_dim is not None:
+        raise NotCovered("not all of its layers are delta nets, or attend to all rows of keys and values")
     kinds = {(each.device.type, each.dtype) for each in module.parameters()}
     if kinds not in ({("cpu", torch.float32)}, {("cpu", torch.bfloat16)}):
         raise NotCovered("its weights are not all in float32, or all in bfloat16, on a CPU")
-    return _Reader(module, shape).read(plan.n_layers)
+    return _Reader(module, shape).read(plan)
 
 
 class _Reader:
@@ -50,11 +60,16 @@ class _Reader:
         self._scales = set[float]()
         self._epsilons = set[float]()
         self._head_epsilons = set[float]()
+        self._gated = set[bool]()
+        self._deltas = set[DeltaHeads]()
 
-    def read(self, n_layers: int) -> DecoderWeights:
+    def read(self, plan: LayerPlan) -> DecoderWeights:
         """Read all of the model."""
         frequencies, rotary_scale = self._read_rotary()
-        layers = [self._read_layer(f"model.layers.{index}") for index in range(n_layers)]
+        layers = [
+            self._read_layer(f"model.layers.{index}", recurrent=index in plan.states)
+            for index in range(plan.n_layers)
+        ]
         norm = self._read_norm("model.norm", self._epsilons)
         embedding = self._find("model.embed_tokens", nn.Embedding).weight
         self._take(embedding)
@@ -62,8 +77,9 @@ class _Reader:
         head = self._read_linear("lm_head")
         if self._unread:
             raise NotCovered(f"{next(iter(self._unread.values()))} is no part of a native step")
-        if max(map(len, (self._scales, self._epsilons, self._head_epsilons))) > 1:
-            raise NotCovered("its layers differ in the scale of their logits or in their norms")
+        alike = (self._scales, self._epsilons, self._head_epsilons, self._gated, self._deltas)
+        if max(map(len, alike)) > 1:
+            raise NotCovered("its layers differ in the scale of their logits, in their norms or heads")
         epsilon = self._epsilons.pop()
         return DecoderWeights(
             layers,
@@ -73,29 +89,67 @@ class _Reader:
             frequencies,
             n_kv_heads=self._shape.n_kv_heads,
             group=self._shape.group,
+            head_dim=self._shape.head_dim,
+            gated=self._gated.pop(),
+            delta=self._deltas.pop() if self._deltas else None,
             rotary_scale=rotary_scale,
             scale=self._scales.pop(),
             epsilon=epsilon,
             head_epsilon=self._head_epsilons.pop() if self._head_epsilons else epsilon,
         )
 
-    def _read_layer(self, name: str) -> LayerWeights:
-        shape, attention, mlp = self._shape, f"{name}.self_attn", f"{name}.mlp"
-        rows, queries = shape.n_kv_heads * shape.head_dim, shape.n_heads * shape.head_dim
-        self._scales.add(getattr(self._find(attention), "scaling", shape.head_dim**-0.5))
+    def _read_layer(self, name: str, *, recurrent: bool) -> LayerWeights:
+        mlp = f"{name}.mlp"
         _require_silu(self._find(f"{mlp}.act_fn"), f"{mlp}.act_fn")
         return LayerWeights(
-            queries=self._read_linear(f"{attention}.q_proj", queries),
-            keys=self._read_linear(f"{attention}.k_proj", rows),
-            values=self._read_linear(f"{attention}.v_proj", rows),
-            out=self._read_linear(f"{attention}.o_proj"),
+            self._read_delta(name + ".linear_attn") if recurrent else self._read_attention(name),
             gate=self._read_linear(f"{mlp}.gate_proj"),
             up=self._read_linear(f"{mlp}.up_proj"),
             down=self._read_linear(f"{mlp}.down_proj"),
-            attention_norm=self._read_norm(f"{name}.input_layernorm", self._epsilons),
+            mixer_norm=self._read_norm(f"{name}.input_layernorm", self._epsilons),
             mlp_norm=self._read_norm(f"{name}.post_attention_layernorm", self._epsilons),
-            query_norm=self._read_head_norm(f"{attention}.q_norm"),
-            key_norm=self._read_head_norm(f"{attention}.k_norm"),
+        )
+
+    def _read_attention(self, layer: str) -> AttentionWeights:
+        shape, name = self._shape, f"{layer}.self_attn"
+        rows, queries = shape.n_kv_heads * shape.head_dim, shape.n_heads * shape.head_dim
+        self._scales.add(getattr(self._find(name), "scaling", shape.head_dim**-0.5))
+        asked = self._read_linear(f"{name}.q_proj")
+        self._gated.add(gated := asked.shape[0] == 2 * queries)
+        if not gated and asked.shape[0] != queries:
+            raise NotCovered(f"{name}.q_proj has {asked.shape[0]} outputs, not {queries}")
+        return AttentionWeights(
+            queries=asked,
+            keys=self._read_linear(f"{name}.k_proj", rows),
+            values=self._read_linear(f"{name}.v_proj", rows),
+            out=self._read_linear(f"{name}.o_proj"),
+            query_norm=self._read_head_norm(f"{name}.q_norm"),
+            key_norm=self._read_head_norm(f"{name}.k_norm"),
+        )
+
+    def _read_delta(self, name: str) -> DeltaWeights:
+        """Read a gated delta net as Qwen3.5 has it."""
+        found = self._find(name)
+        try:
+            heads, kernel = _read_heads(found), found.conv1d.weight
+            rates, bias, norm = found.A_log, found.dt_bias, found.norm.weight
+        except AttributeError as error:
+            raise NotCovered(f"{name} is a {type(found).__name__}, no gated delta net") from error
+        if found.conv1d.bias is not None or heads.value_dim % _LANES:
+            raise NotCovered(f"{name} has a bias of its convolution, or values of {heads.value_dim}")
+        self._deltas.add(heads)
+        self._take(kernel, rates, bias, norm)
+        channels = 2 * heads.keys * heads.key_dim + heads.values * heads.value_dim
+        return DeltaWeights(
+            mixed=self._read_linear(f"{name}.in_proj_qkv", channels),
+            gates=self._read_linear(f"{name}.in_proj_z", heads.values * heads.value_dim),
+            strengths=self._read_linear(f"{name}.in_proj_b", heads.values),
+            decays=self._read_linear(f"{name}.in_proj_a", heads.values),
+            out=self._read_linear(f"{name}.out_proj"),
+            kernel=kernel.detach().float().squeeze(1).contiguous(),
+            rates=rates.detach().float().exp(),
+            bias=bias.detach().float().contiguous(),
+            norm=norm.detach().float().contiguous(),
         )
 
     def _read_linear(self, name: str, outputs: int | None = None) -> Matrix:
@@ -116,10 +170,14 @@ class _Reader:
         weight = getattr(norm, "weight", None)
         if not isinstance(weight, Tensor) or not isinstance(epsilon, float):
             raise NotCovered(f"{name} is no RMSNorm, but a {type(norm).__name__}")
-        _require_norm(norm, weight, epsilon, name)
         self._take(weight)
         epsilons.add(epsilon)
-        return weight.detach().float().contiguous()
+        numbers = weight.detach().float().contiguous()
+        # Some models keep the distance of a factor from 1.
+        for factors in (numbers, 1 + numbers):
+            if _normalizes(norm, factors, epsilon, weight.dtype):
+                return factors
+        raise NotCovered(f"{name} is no RMSNorm, but a {type(norm).__name__}")
 
     def _read_head_norm(self, name: str) -> Tensor | None:
         """Read the norm of each head's queries or keys, if there is one."""
@@ -175,18 +233,30 @@ def _narrow(weight: Tensor) -> Tensor:
     return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
+def _read_heads(delta: Any) -> DeltaHeads:
+    """Read what a delta net is. Raises AttributeError for another module."""
+    return DeltaHeads(
+        keys=delta.num_k_heads,
+        values=delta.num_v_heads,
+        key_dim=delta.head_k_dim,
+        value_dim=delta.head_v_dim,
+        width=delta.conv_kernel_size,
+        kept=delta.conv_kernel_size,
+        epsilon=delta.norm.variance_epsilon,
+    )
+
+
 @torch.inference_mode()
-def _require_norm(norm: nn.Module, weight: Tensor, epsilon: float, name: str) -> None:
-    """Raise NotCovered unless a module divides by the root of the mean square, and then multiplies."""
+def _normalizes(norm: nn.Module, factors: Tensor, epsilon: float, dtype: torch.dtype) -> bool:
+    """Check that a module divides by the root of the mean square, and then multiplies by `factors`."""
     random = torch.Generator().manual_seed(0)
-    numbers = torch.randn(4, weight.shape[-1], generator=random)
+    numbers = torch.randn(4, factors.shape[-1], generator=random)
     # Some so small that the epsilon counts.
-    numbers = (numbers * torch.tensor([[1.0], [30.0], [epsilon**0.5], [0.01]])).to(weight.dtype)
+    numbers = (numbers * torch.tensor([[1.0], [30.0], [epsilon**0.5], [0.01]])).to(dtype)
     square = numbers.float().square().mean(-1, keepdim=True)
-    expected = numbers.float() * (square + epsilon).rsqrt() * weight.float()
-    close = 1e-4 if weight.dtype == torch.float32 else 2e-2
-    if not torch.allclose(norm(numbers).float(), expected, rtol=close, atol=close):
-        raise NotCovered(f"{name} is no RMSNorm, but a {type(norm).__name__}")
+    expected = numbers.float() * (square + epsilon).rsqrt() * factors
+    close = 1e-4 if dtype == torch.float32 else 2e-2
+    return torch.allclose(norm(numbers).float(), expected, rtol=close, atol=close)
 
 
 @torch.inference_mode()

@@ -81,12 +81,15 @@ def _run(
     slots = [caches.active.claim(caches.active.rows) for _ in _LENGTHS]
     for slot, length in zip(slots, _LENGTHS, strict=True):
         prompt = torch.randint(model.vocabulary, (1, length), generator=random)
-        model.forward(prompt, caches.begin([slot], torch.arange(length)[None]))
+        step = caches.begin([slot], torch.arange(length)[None])
+        model.forward(prompt, step)
+        step.commit()
     logits, rows = [], []
     positions = torch.tensor([_LENGTHS[0], max(_LENGTHS[1], model.max_context - _STEPS)])[:, None]
     for number in range(_STEPS):
         tokens = torch.randint(model.vocabulary, (len(slots), 1), generator=random)
         step = caches.begin(slots, positions + number)
         logits.append(forward(tokens, step)[:, 0])
+        step.commit()
         rows.append(step.rows.flatten(1).float())
     return torch.cat(logits), torch.cat(rows)

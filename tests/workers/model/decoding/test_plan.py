@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tests.workers.conftest import tiny_config
 from tests.workers.model.architectures.building import build
 from tests.workers.model.architectures.full_attention import DENSE, MIXTURES
+from tests.workers.model.architectures.recurrent import RECURRENT
 from tests.workers.model.architectures.windows import WINDOWED
 from workers.model.decoding.decoder import build_decoder, open_decoder
 from workers.model.decoding.plan import NotCovered, read_weights
@@ -41,7 +42,7 @@ def refuse(model: LoadedModel) -> str:
     ("family", "reason"),
     [
         ("phi3", "it has no model.layers.0.mlp.act_fn"),
-        ("olmo2", "it has no model.layers.0.input_layernorm"),
+        ("olmo2", "model.layers.0.self_attn.q_norm normalizes all heads together"),
         ("nemotron", "model.layers.0.mlp.act_fn is a ReLUSquaredActivation, not SiLU"),
         ("hunyuan_v1_dense", "query_layernorm.weight is no part of a native step"),
         # What no module shows, steps do.
@@ -59,9 +60,21 @@ def test_experts_are_left_to_torch(family: str) -> None:
     assert "it has no model.layers.0.mlp" in refuse(adopt(build(MIXTURES[family])))
 
 
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("qwen3_5_moe_text", "it has no model.layers.0.mlp.act_fn"),
+        ("olmo_hybrid", "linear_attn is a OlmoHybridGatedDeltaNet, no gated delta net"),
+        ("granitemoehybrid", "it has no model.rotary_emb"),
+    ],
+)
+def test_a_hybrid_of_other_parts_is_left_to_torch(family: str, reason: str) -> None:
+    assert reason in refuse(adopt(build(RECURRENT[family])))
+
+
 def test_windows_are_left_to_torch() -> None:
     reason = refuse(adopt(build(WINDOWED["gemma2"])))
-    assert reason == "not all of its layers attend to all rows of keys and values"
+    assert reason == "not all of its layers are delta nets, or attend to all rows of keys and values"
 
 
 def test_a_norm_that_is_none_of_the_kind_is_found(loaded: Callable[[str], LoadedModel]) -> None:
@@ -70,7 +83,7 @@ def test_a_norm_that_is_none_of_the_kind_is_found(loaded: Callable[[str], Loaded
 
     class Raised(type(module.model.norm)):  # type: ignore[misc]
         def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-            return super().forward(numbers) * 2
+            return super().forward(numbers) * 3
 
     module.model.norm.__class__ = Raised
     with pytest.raises(NotCovered, match=r"model\.norm is no RMSNorm, but a Raised"):
