@@ -40,8 +40,15 @@ def read_weights(module: PreTrainedModel, plan: LayerPlan, shape: KVShape) -> De
     order; all others are the model's own memory.
     """
     kept = sorted((*plan.rows, *plan.states))
-    if kept != list(range(plan.n_layers)) or plan.windows or shape.latent or shape.value_dim is not None:
-        raise NotCovered("not all of its layers are delta nets, or attend to all rows of keys and values")
+    if (
+        kept != list(range(plan.n_layers))
+        or plan.windows
+        or shape.latent
+        or shape.value_dim is not None
+    ):
+        raise NotCovered(
+            "not all of its layers are delta nets, or attend to all rows of keys and values"
+        )
     kinds = {(each.device.type, each.dtype) for each in module.parameters()}
     if kinds not in ({("cpu", torch.float32)}, {("cpu", torch.bfloat16)}):
         raise NotCovered("its weights are not all in float32, or all in bfloat16, on a CPU")
@@ -79,7 +86,9 @@ class _Reader:
             raise NotCovered(f"{next(iter(self._unread.values()))} is no part of a native step")
         alike = (self._scales, self._epsilons, self._head_epsilons, self._gated, self._deltas)
         if max(map(len, alike)) > 1:
-            raise NotCovered("its layers differ in the scale of their logits, in their norms or heads")
+            raise NotCovered(
+                "its layers differ in the scale of their logits, in their norms or heads"
+            )
         epsilon = self._epsilons.pop()
         return DecoderWeights(
             layers,
@@ -136,7 +145,9 @@ class _Reader:
         except AttributeError as error:
             raise NotCovered(f"{name} is a {type(found).__name__}, no gated delta net") from error
         if found.conv1d.bias is not None or heads.value_dim % _LANES:
-            raise NotCovered(f"{name} has a bias of its convolution, or values of {heads.value_dim}")
+            raise NotCovered(
+                f"{name} has a bias of its convolution, or values of {heads.value_dim}"
+            )
         self._deltas.add(heads)
         self._take(kernel, rates, bias, norm)
         channels = 2 * heads.keys * heads.key_dim + heads.values * heads.value_dim

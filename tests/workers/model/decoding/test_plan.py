@@ -74,7 +74,9 @@ def test_a_hybrid_of_other_parts_is_left_to_torch(family: str, reason: str) -> N
 
 def test_windows_are_left_to_torch() -> None:
     reason = refuse(adopt(build(WINDOWED["gemma2"])))
-    assert reason == "not all of its layers are delta nets, or attend to all rows of keys and values"
+    assert (
+        reason == "not all of its layers are delta nets, or attend to all rows of keys and values"
+    )
 
 
 def test_a_norm_that_is_none_of_the_kind_is_found(loaded: Callable[[str], LoadedModel]) -> None:
