@@ -50,7 +50,7 @@ class Plan:
 
     seed: int = 8100
     lengths: tuple[int, ...] = option((65_536, 262_144, 1_048_576), "tokens of a session")
-    turns: int = option(5, "turns behind the one that resumes it")
+    turns: int = option(9, "turns behind the one that resumes it")
     answer: int = option(32, "tokens of an answer")
     budget: int = 256
     threads: int = option(
