@@ -92,6 +92,7 @@ class NativeDecoder:
         self._layers = (Layer * len(weights.layers))(*map(_describe_layer, weights.layers))
         self._model = _describe(weights, self._layers)
         self._dim: int = self._model.dim
+        self._row_layers: int = self._model.row_layers
         self._numbers = _count_numbers(weights)
         self._scratch = torch.empty(0)
         self._drawn = torch.empty(0, dtype=torch.int32)
@@ -117,7 +118,7 @@ class NativeDecoder:
         returned.
         """
         weights, batch = self._weights, len(searched)
-        n_layers, heads = self._model.row_layers, weights.n_kv_heads
+        n_layers, heads = self._row_layers, weights.n_kv_heads
         dtype = slots.keys.dtype
         queries = (n_layers, batch, heads * weights.group, 1, self._dim)
         most = max((each.count for each in searched if each is not None), default=0)
@@ -166,7 +167,7 @@ class NativeDecoder:
     def _count_threads(self, active: int, searched: Sequence[SearchedRows | None]) -> int:
         """Threads that are worth their start; active: numbers of the active rows' keys."""
         scored = sum(each.scored for each in searched if each is not None)
-        keys = scored * self._weights.n_kv_heads * self._dim * self._model.row_layers
+        keys = scored * self._weights.n_kv_heads * self._dim * self._row_layers
         worth = (self._numbers + active + keys) // _NUMBERS_PER_THREAD
         return max(1, min(torch.get_num_threads(), worth))
 

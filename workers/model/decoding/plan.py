@@ -5,6 +5,7 @@ and every parameter and buffer must have been read in the end. What a forward pa
 modules, such as scaling its residuals, is found by the test at load (`self_test.py`).
 """
 
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ class _Reader:
         head = self._read_linear("lm_head")
         if self._unread:
             raise NotCovered(f"{next(iter(self._unread.values()))} is no part of a native step")
+        alike: tuple[Sized, ...]
         alike = (self._scales, self._epsilons, self._head_epsilons, self._gated, self._deltas)
         if max(map(len, alike)) > 1:
             raise NotCovered(
