@@ -87,7 +87,7 @@ class _Reader:
             raise NotCovered(f"{next(iter(self._unread.values()))} is no part of a native step")
         alike: tuple[Sized, ...]
         alike = (self._scales, self._epsilons, self._head_epsilons, self._gated, self._deltas)
-        if max(map(len, alike)) > 1:
+        if any(len(each) > 1 for each in alike):
             raise NotCovered(
                 "its layers differ in the scale of their logits, in their norms or heads"
             )
