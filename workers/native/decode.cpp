@@ -27,7 +27,7 @@ struct Model {
   int64_t n_layers;
   int64_t row_layers;        // those of attention, which have rows
   int64_t gated;             // 1: queries come with gates
-  DeltaShape delta;
+  DeltaShape delta;          // zeros without delta nets
   Weight embedding, head;    // [vocabulary, hidden]
   const float* norm;         // [hidden]
   const float* frequencies;  // of the rotary embedding, [rotated / 2]

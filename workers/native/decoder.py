@@ -144,9 +144,7 @@ class NativeDecoder:
             None if out.queries is None else out.queries.data_ptr(),
             *(out.logits.data_ptr(), out.drawn.data_ptr()),
             *(most, batch),
-            (DeltaStates * len(states))(
-                *(DeltaStates(inputs.data_ptr(), sums.data_ptr()) for inputs, sums in states)
-            ),
+            self._describe_states(states),
         )
         active = int(lengths.sum()) * self._dim
         step.threads = self._count_threads(active, searched)
@@ -156,6 +154,14 @@ class NativeDecoder:
         step.scratch = self._scratch.data_ptr()
         self._functions[dtype](step)
         return Decoded(out.logits, out.rows, out.queries, out.drawn, step.attention_ns * 1e-9)
+
+    def _describe_states(
+        self, states: Sequence[tuple[Tensor, Tensor]]
+    ) -> "ctypes.Array[DeltaStates]":
+        kept = 0 if self._weights.delta is None else self._weights.delta.kept
+        assert all(inputs.shape[-1] == kept for inputs, _ in states), "states of this model"
+        pointers = [DeltaStates(inputs.data_ptr(), sums.data_ptr()) for inputs, sums in states]
+        return (DeltaStates * len(states))(*pointers)
 
     def _take_drawn(self, shape: tuple[int, ...]) -> Tensor:
         """Memory for what is drawn, which steps share."""
