@@ -29,7 +29,7 @@ class PagedRows:
     @property
     def nbytes(self) -> int:
         """Bytes of the pages, which other sessions may hold too."""
-        return sum(page.nbytes for page in self.pages)
+        return len(self.pages) * self.pages[0].nbytes if self.pages else 0
 
     def append(self, pages: Sequence[Tensor], length: int) -> None:
         """Add pages that follow whole ones, up to position `length`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -100,11 +101,7 @@ class HostCopy:
 
         length: rows of the session.
         """
-        kept = 0
-        for mine, wanted in zip(self._ids, ids, strict=False):
-            if mine is None or mine != wanted:
-                break
-            kept += 1
+        kept = _count_alike(self._ids, ids)
         self.truncate(kept * self.layout.page_tokens)
         # Pages that do not change are whole, however many rows the session had.
         self.rows.length = min(kept * self.layout.page_tokens, length)
@@ -262,3 +259,11 @@ def _select(rows: Tensor, positions: Tensor) -> Tensor:
     first = n * torch.arange(heads)[:, None]
     indices = (first + positions.clamp(min=0)).flatten()
     return rows.view(-1, head_dim).index_select(0, indices).view(heads, -1, head_dim)
+
+
+def _count_alike(mine: list[PageId | None], wanted: Sequence[PageId | None]) -> int:
+    """Count the first pages that are the wanted ones, and do not change."""
+    if None not in mine and mine == list(wanted[: len(mine)]):
+        return len(mine)  # as nearly always, without a look at each page
+    pairs = zip(mine, wanted, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is not None and pair[0] == pair[1], pairs))

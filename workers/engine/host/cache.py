@@ -89,10 +89,12 @@ class HostCache:
                 self._drop(name)
                 self._forget(name)
                 self.evictions += 1
-            added = [page for page in wanted.pages if page not in self._reserved]
-            # Before what it had is forgotten, which may be some of the same.
-            self._reserved.add(wanted)
-            self._forget(session)
+            before = self._sessions.pop(session, Held())
+            new = wanted.beyond(before)
+            added = [page for page in new.pages if page not in self._reserved]
+            # Before the others are released, which may be some of the same with codes or without.
+            self._reserved.add(new)
+            self._release(before.beyond(wanted))
             self._sessions[session] = wanted
             if self._memory.reserve(self.used_bytes, added):
                 return True
@@ -123,21 +125,22 @@ class HostCache:
             self._sessions.move_to_end(session)
 
     def _forget(self, session: str) -> None:
-        held = self._sessions.pop(session, None)
-        if held is not None:
-            for page in self._reserved.remove(held):
-                self._memory.release(page)
-                self._rows.pop(page, None)
+        self._release(self._sessions.pop(session, Held()))
+
+    def _release(self, held: Held) -> None:
+        for page in self._reserved.remove(held):
+            self._memory.release(page)
+            self._rows.pop(page, None)
 
     def _choose_victims(self, session: str, wanted: Held) -> list[str] | None:
         """Choose the sessions to drop, so that this one may have what it wants; None: too few."""
         limit_bytes = self._memory.reservable_bytes
-        added = self._reserved.count_added(wanted)
+        before = self._sessions.get(session, Held())
+        added = self._reserved.count_added(wanted.beyond(before))
         if self.used_bytes + added + wanted.own_bytes <= limit_bytes:
             return []  # as nearly always, without a look at all pages
         reserved = self._reserved.copy()
         reserved.add(wanted)
-        before = self._sessions.get(session, Held())
         reserved.remove(before)
         free = limit_bytes - sum(held.own_bytes for held in self._sessions.values())
         free += before.own_bytes - wanted.own_bytes

@@ -15,6 +15,11 @@ class Held:
     coded: bool = False
     own_bytes: int = 0
 
+    def beyond(self, other: "Held") -> "Held":
+        """What is held beyond another's pages and codes: nearly nothing, of a session from turn to turn."""
+        pages = self.pages - other.pages if self.coded == other.coded else self.pages
+        return Held(pages, self.coded)
+
 
 @dataclass
 class ReservedPages:
