@@ -1,8 +1,8 @@
 // A whole decode step of a model: one new token of each session, from its number to the next one's logits.
 //
 // RMSNorm, products of weights (products.h), rotary embedding, attention (head.h) or a delta net (delta.h), gated MLP,
-// over the memory of the slots and of the row store's pages. Weights are read once for all sessions. A number is computed by one thread in one
-// order, which neither the number of threads nor the other sessions change.
+// over the memory of the slots and of the row store's pages. Weights are read once for all sessions. A number is
+// computed by one thread in one order, which neither the number of threads nor the other sessions change.
 #include "delta.h"
 #include "head.h"
 #include "products.h"
@@ -409,6 +409,6 @@ __attribute__((visibility("default"))) void decode_bfloat16(Step* step) { Decode
 __attribute__((visibility("default"))) int64_t decode_scratch(const Step* step) { return Decode<float>::count(*step); }
 // As `argument_bytes` of attend.cpp.
 __attribute__((visibility("default"))) int64_t decode_bytes() {
-  return sizeof(Step) + 1000 * sizeof(Model) + 1000000 * sizeof(Layer);
+  return sizeof(Step) + 1000 * sizeof(Model) + 1000000 * sizeof(Layer) + 1000000000 * int64_t(sizeof(Delta));
 }
 }

@@ -112,7 +112,7 @@ class NativeDecoder:
 
         token_ids: int64 `[B]`; positions: int32 `[B]`, after those of all of the session's rows.
         searched: rows of each session's first layer, which has those of all; None for a session that
-        retrieves nothing. states: of each delta net the convolution's last inputs, float32 `[B, channels, kept]`, and
+        retrieves nothing. states: of each delta net the convolution's last inputs, float32 `[B, channels, width]`, and
         the sums, float32 `[B, value heads, key dim, value dim]`, contiguous; those after the token take their place.
         placement: of a pass with sessions behind the model's window. observed: queries are
         returned.
@@ -158,8 +158,8 @@ class NativeDecoder:
     def _describe_states(
         self, states: Sequence[tuple[Tensor, Tensor]]
     ) -> "ctypes.Array[DeltaStates]":
-        kept = 0 if self._weights.delta is None else self._weights.delta.kept
-        assert all(inputs.shape[-1] == kept for inputs, _ in states), "states of this model"
+        width = 0 if self._weights.delta is None else self._weights.delta.width
+        assert all(inputs.shape[-1] == width for inputs, _ in states), "states of this model"
         pointers = [DeltaStates(inputs.data_ptr(), sums.data_ptr()) for inputs, sums in states]
         return (DeltaStates * len(states))(*pointers)
 

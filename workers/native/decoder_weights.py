@@ -95,8 +95,7 @@ class DeltaHeads:
         values: Value heads, a multiple of `keys`.
         key_dim: Numbers of a key.
         value_dim: Numbers of a value, a multiple of 8.
-        width: Of the convolution.
-        kept: Last inputs of the convolution that a state has.
+        width: Of the convolution, as many of whose last inputs a state has.
         epsilon: Of the norm of outputs.
     """
 
@@ -105,7 +104,6 @@ class DeltaHeads:
     key_dim: int
     value_dim: int
     width: int
-    kept: int
     epsilon: float
 
 

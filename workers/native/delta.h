@@ -19,14 +19,13 @@ struct Delta {
 // What delta nets of a model have in common, as `DeltaShape` of delta.py.
 struct DeltaShape {
   int64_t key_heads, value_heads, key_dim, value_dim;
-  int64_t width;  // of the convolution
-  int64_t kept;   // last inputs of the convolution that a state has, at least width - 1
+  int64_t width;  // of the convolution, as many of whose last inputs a state has
   float epsilon;  // of the norm
 };
 
 // A layer's states of a step's sessions, as `DeltaStates` of delta.py.
 struct DeltaStates {
-  float* inputs;  // the convolution's last ones, [sessions, channels, kept]
+  float* inputs;  // the convolution's last ones, [sessions, channels, width]
   float* sums;    // [sessions, value heads, key dim, value dim]
 };
 
@@ -43,7 +42,7 @@ INLINE int64_t count_projected(const DeltaShape& shape) {
   return count_channels(shape) + shape.value_heads * (shape.value_dim + 2);
 }
 
-// Numbers of scratch that a key head needs: its query, its key, and a value.
+// Numbers of scratch that a key head needs: its query and key, a value and an output.
 INLINE int64_t count_scratch(const DeltaShape& shape) {
   return 2 * padded(shape.key_dim) + 2 * padded(shape.value_dim);
 }
@@ -55,12 +54,11 @@ INLINE float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 // Convolves n channels with their last inputs, and keeps those of the next token; `kernel` and `inputs` of the first.
 INLINE void convolve(const DeltaShape& shape, const float* kernel, float* inputs, const float* x, int64_t n,
                      float* out) {
-  for (int64_t c = 0; c < n; ++c, kernel += shape.width, inputs += shape.kept) {
-    const float* before = inputs + shape.kept - (shape.width - 1);
-    float total = x[c] * kernel[shape.width - 1];
-    for (int64_t i = 0; i < shape.width - 1; ++i) total += before[i] * kernel[i];
-    std::copy(inputs + 1, inputs + shape.kept, inputs);
-    inputs[shape.kept - 1] = x[c];
+  for (int64_t c = 0; c < n; ++c, kernel += shape.width, inputs += shape.width) {
+    std::copy(inputs + 1, inputs + shape.width, inputs);
+    inputs[shape.width - 1] = x[c];
+    float total = 0;
+    for (int64_t i = 0; i < shape.width; ++i) total += inputs[i] * kernel[i];
     out[c] = total * sigmoid(total);
   }
 }
@@ -106,10 +104,10 @@ INLINE void recur(const Delta& layer, const DeltaShape& shape, const DeltaStates
                   int64_t head, const float* projected, float* attended, float* scratch) {
   const int64_t keys = shape.key_dim, values = shape.value_dim, channels = count_channels(shape);
   const int64_t group = shape.value_heads / shape.key_heads;
-  float* inputs = states.inputs + session * channels * shape.kept;
+  float* inputs = states.inputs + session * channels * shape.width;
   float *query = scratch, *key = query + padded(keys), *value = key + padded(keys), *out = value + padded(values);
   const auto mix = [&](int64_t first, int64_t n, float* into) {
-    convolve(shape, layer.kernel + first * shape.width, inputs + first * shape.kept, projected + first, n, into);
+    convolve(shape, layer.kernel + first * shape.width, inputs + first * shape.width, projected + first, n, into);
   };
   mix(head * keys, keys, query);
   mix((shape.key_heads + head) * keys, keys, key);

@@ -15,7 +15,6 @@ class DeltaShape(ctypes.Structure):
         ("key_dim", ctypes.c_int64),
         ("value_dim", ctypes.c_int64),
         ("width", ctypes.c_int64),
-        ("kept", ctypes.c_int64),
         ("epsilon", ctypes.c_float),
     ]
 

@@ -5,6 +5,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from workers.native.call import Call
+from workers.native.delta import DeltaLayer
 from workers.native.encode import Encode
 from workers.native.gather import Gather
 from workers.native.layer import Layer
@@ -54,7 +55,7 @@ def _takes_arguments(library: ctypes.CDLL) -> bool:
     """True if a library was built with the arguments of this program's calls."""
     arguments = {
         "argument_bytes": (Call, Searched, Gather, Encode, Summarise),
-        "decode_bytes": (Step, Model, Layer),
+        "decode_bytes": (Step, Model, Layer, DeltaLayer),
     }
     return all(
         _count_bytes(library, name)

@@ -254,7 +254,6 @@ def _read_heads(delta: Any) -> DeltaHeads:
         key_dim=delta.head_k_dim,
         value_dim=delta.head_v_dim,
         width=delta.conv_kernel_size,
-        kept=delta.conv_kernel_size,
         epsilon=delta.norm.variance_epsilon,
     )
 
