@@ -39,8 +39,10 @@ class Settler:
         try:
             await asyncio.shield(settling)
         except asyncio.CancelledError:
-            await asyncio.wait({settling}, timeout=_COMMIT_SECONDS)
-            settling.cancel()
+            try:
+                await asyncio.wait({settling}, timeout=_COMMIT_SECONDS)
+            finally:
+                settling.cancel()
             raise
         except (StaleEpoch, SessionBusy):
             raise  # another process went on with the session
