@@ -182,9 +182,10 @@ def _hold_turns(
             ("all else", "seconds"): wall - prompt - searched,
         }.items():
             found.setdefault(name, []).append(value)
-        wall = time.perf_counter()
+        paused = time.perf_counter()
         worker.settle(pb.SettleRequest(session=_SESSION, epoch=1)).result()
-        found.setdefault(("the pause behind it", "seconds"), []).append(time.perf_counter() - wall)
+        pause = time.perf_counter() - paused
+        found.setdefault(("the pause behind it", "seconds"), []).append(pause)
     memory = worker.engine.cache.pool.get_memory(0)
     found["rows and index on the host", "bytes"] = [done.memory.retrieval_bytes]
     found["slot on the device", "bytes"] = [2.0 * memory.keys.nbytes]

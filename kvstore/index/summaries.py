@@ -97,7 +97,7 @@ class KeySummaries:
             level += 1
 
     def extend_by(self, fill: Fill, layout: PageLayout, rows: int) -> None:
-        """Summarise the rows from position `rows` on, to this one, by other code, which has the keys."""
+        """Summarise the rows up to position `rows` by code that has the keys itself."""
         before, self._heads, self._rows = self._rows, layout.n_kv_heads, rows
         level = 1
         while (count := self.count(level)) > 0:

@@ -92,7 +92,7 @@ class HostCache:
             before = self._sessions.pop(session, Held())
             new = wanted.beyond(before)
             added = [page for page in new.pages if page not in self._reserved]
-            # Before the others are released, which may be some of the same with codes or without.
+            # Added first, so that a page that only gains or loses its codes always has a holder.
             self._reserved.add(new)
             self._release(before.beyond(wanted))
             self._sessions[session] = wanted

@@ -31,7 +31,7 @@ def choose(model: PreTrainedModel) -> list[str]:
 
 
 def run_blocks(model: PreTrainedModel) -> None:
-    """Run each block of router and experts over three tokens whose numbers nobody knows.
+    """Run each block of router and experts over three tokens without values: shapes alone.
 
     Raises DynamicOutputShapeException where a shape depends on a number, which waits for the device.
     """
