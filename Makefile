@@ -66,8 +66,9 @@ test-operations: $(VENV)/.ops
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m operations -n 2 --dist loadfile
 
 # The compose file in containers: turns while workers are killed and scaled and Redis restarts, the dashboards'
-# queries, an alert that arrives. Needs a Docker daemon, or root with Debian's packages docker.io and iptables to
-# start one; where no registry can be reached, mmdebstrap as well, to make images of Debian's packages.
+# queries, an alert that arrives. The chart's pods, with its users, rights, volumes and probes. Needs a Docker
+# daemon, or root with Debian's packages docker.io and iptables to start one; where no registry can be reached,
+# mmdebstrap as well, to make images of Debian's packages.
 test-compose: $(VENV)/.ops
 	$(BIN)/pytest -m compose tests/compose
 

@@ -1,4 +1,7 @@
-"""Fixtures: a Docker daemon, the images, and the compose file's services, started once and taken down at the end."""
+"""Fixtures: a Docker daemon, the images, and the compose file's services, started once and taken down at the end.
+
+Of a chart the same images run, see `cluster.py`.
+"""
 
 import time
 from collections.abc import Generator, Iterator
@@ -13,9 +16,12 @@ from tests.compose.docker import Docker, DockerFailed
 from tests.compose.images import Images, get_images
 from tests.compose.stack import PROFILES, Stack
 from tests.compose.stand_ins import CannotMakeImages
+from tests.operations.charts import get_one, get_pod, render
 from tests.operations.compose import read_compose
 from tests.operations.prometheus import PrometheusApi
 
+# Beside the compose file's services, of the chart's Redis.
+EXPORTER = "redis-exporter"
 VARIABLES = {"KVRECALL_API_KEY": "of the tests", "KVRECALL_WORKER_TOKEN": "of the tests"}
 
 
@@ -42,9 +48,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the containers' logs with a failed test."""
     report = yield
-    stack = getattr(item, "funcargs", {}).get("stack")
-    if report.failed and stack is not None:
-        report.sections.append(("Containers", stack.logs()))
+    started = getattr(item, "funcargs", {})
+    for name in {"stack", "release"} & started.keys():
+        if report.failed:
+            report.sections.append(("Containers", started[name].logs()))
     return report
 
 
@@ -65,13 +72,15 @@ def docker(progress: Progress) -> Iterator[Docker]:
 
 @pytest.fixture(scope="session")
 def images(docker: Docker, progress: Progress) -> Images:
-    """Images of the services that the tests start."""
+    """Images of the services and of the chart's pods that the tests start."""
     compose = read_compose(VARIABLES)
     services = {
         name: service
         for name, service in compose["services"].items()
         if set(service.get("profiles", PROFILES)) <= set(PROFILES)
     }
+    redis = get_pod(get_one(render("values-demo.yaml"), "StatefulSet", "redis"))
+    services[EXPORTER] = {"image": redis["containers"][1]["image"]}
     try:
         with progress.step("images pulled or made"):
             return get_images(docker, {"services": services})
@@ -80,25 +89,31 @@ def images(docker: Docker, progress: Progress) -> Images:
 
 
 @pytest.fixture(scope="session")
-def stack(
+def project(
     docker: Docker,
     images: Images,
     progress: Progress,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stack]:
-    """The services, healthy. Nothing of them is left afterwards, or of a run that was killed."""
+) -> Stack:
+    """The compose file's project with its images. Nothing runs, of a run that was killed neither."""
     stack = Stack(docker, images, tmp_path_factory.mktemp("compose"))
     stack.prepare()
     stack.down()
     with progress.step("images of kvrecall built"):
         stack.build()
+    return stack
+
+
+@pytest.fixture(scope="session")
+def stack(project: Stack, progress: Progress) -> Iterator[Stack]:
+    """The services, healthy. Nothing of them is left afterwards."""
     try:
         with progress.step("services healthy"):
-            _start(stack)
-        yield stack
+            _start(project)
+        yield project
     finally:
-        stack.down()
-    assert stack.remains() == []
+        project.down()
+    assert project.remains() == []
 
 
 def _start(stack: Stack) -> None:

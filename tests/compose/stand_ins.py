@@ -22,7 +22,13 @@ from tests.operations.catalogue import ROOT
 PREFIX = "kvrecall-stand-in"
 SUITE = "bookworm"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
-SERVICE_PACKAGES = ("redis-server", "prometheus", "prometheus-alertmanager", "wget")
+SERVICE_PACKAGES = (
+    "redis-server",
+    "prometheus",
+    "prometheus-alertmanager",
+    "prometheus-redis-exporter",
+    "wget",
+)
 # Also what builds our own packages; the extras of all images that compose builds.
 EXTRAS = ("gateway", "otel", "s3", "worker", "torch")
 BUILD_TOOLS = ("setuptools>=77", "wheel", "pip")
@@ -51,6 +57,7 @@ _SERVICES = {
     "redis": ("WORKDIR /data", "USER 999:999", 'CMD ["redis-server"]'),
     "prometheus": ("WORKDIR /prometheus", "USER nobody", 'ENTRYPOINT ["prometheus"]'),
     "alertmanager": ("WORKDIR /alertmanager", "USER nobody", 'ENTRYPOINT ["alertmanager"]'),
+    "redis-exporter": ("USER 59000:59000", 'ENTRYPOINT ["prometheus-redis-exporter"]'),
 }
 
 

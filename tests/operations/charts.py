@@ -1,5 +1,6 @@
 """The Helm chart, rendered by the real `helm` over its value files, as parsed objects."""
 
+import base64
 import copy
 import functools
 import subprocess
@@ -144,6 +145,18 @@ def _get_placeholder(variable: Object) -> str:
     if source["secretKeyRef"]["key"].endswith("-url"):
         return "redis://redis.example:6379/0"
     return "secret-key-of-any-kind-0123456789"
+
+
+def get_texts(objects: list[Object], container: Object) -> dict[str, str]:
+    """The container's environment, with the values of the chart's own Secret."""
+    environment = get_environment(objects, container)
+    for variable in container.get("env") or ():
+        reference = variable.get("valueFrom", {}).get("secretKeyRef")
+        for secret in select(objects, "Secret"):
+            if reference is not None and reference["name"] == secret["metadata"]["name"]:
+                text = base64.b64decode(secret["data"][reference["key"]]).decode()
+                environment[variable["name"]] = text
+    return environment
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:

@@ -1,23 +1,12 @@
 """Workers on several machines in the chart: a LeaderWorkerSet whose pods join each other."""
 
 import copy
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from torch.distributed.run import get_args_parser
 
-from faults.rig.ports import free_port
 from kvrecall_server.app.settings import Settings
-from tests.conftest import until
-from tests.operations.chart_processes import get_texts
 from tests.operations.charts import (
     APIS,
     OTHER_NAMES,
@@ -25,6 +14,7 @@ from tests.operations.charts import (
     expand,
     get_message,
     get_one,
+    get_texts,
     render,
     run_template,
     select,
@@ -49,7 +39,6 @@ TEMPLATE_FIELDS = {
     "leaderTemplate",
     "workerTemplate",
 }
-WAIT_SECONDS = 300
 
 
 def render_divided(values: str = "values-demo.yaml", *options: str) -> list[Object]:
@@ -166,59 +155,3 @@ def test_a_cluster_without_leader_worker_sets_is_refused() -> None:
     found = run_template("values.yaml", DIVIDED)
     assert found.returncode != 0
     assert "install LeaderWorkerSet" in found.stderr
-
-
-@dataclass
-class Machines:
-    """The processes of a worker's two pods, and where its probes are answered."""
-
-    processes: "list[subprocess.Popen[bytes]]"
-    operators: str
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    """Both pods of a worker without Redis, as processes of this machine."""
-    ports = {number: free_port() for number in (8421, 9421, 29500)}
-    token = 'workerToken={"existingSecret": "", "value": "a-token-of-16-characters"}'
-    objects = render_divided("values-minimal.yaml", token)
-    started = []
-    for index in range(2):
-        words, environment = get_command(objects, index)
-        replaced = {
-            LAUNCHER["LWS_LEADER_ADDRESS"] + ".svc": "127.0.0.1",
-            LAUNCHER["LWS_LEADER_ADDRESS"]: "127.0.0.1",
-            "/var/lib/kvrecall": str(tmp_path / f"data-{index}"),
-            **{str(number): str(port) for number, port in ports.items()},
-        }
-        for old, new in replaced.items():
-            words = [text.replace(old, new) for text in words]
-            environment = {name: text.replace(old, new) for name, text in environment.items()}
-        given: dict[str, Any] = os.environ | environment | {"OMP_NUM_THREADS": "1"}
-        given["HOME"] = str(tmp_path)
-        started.append(subprocess.Popen([sys.executable, *words[1:]], env=given))
-    try:
-        yield Machines(started, f"http://127.0.0.1:{ports[9421]}")
-    finally:
-        for each in started:
-            each.kill()
-            each.wait()
-
-
-def test_the_machines_of_a_worker_become_ready_together_and_end_within_their_grace(
-    machines: Machines,
-) -> None:
-    until(lambda: is_ready(machines.operators), "the worker is ready", WAIT_SECONDS)
-    grace = get_templates(render_divided())[0]["spec"]["terminationGracePeriodSeconds"]
-    for each in machines.processes:
-        each.send_signal(signal.SIGTERM)
-    for each in machines.processes:
-        each.wait(grace)
-
-
-def is_ready(address: str) -> bool:
-    """Whether the readiness probe is answered."""
-    try:
-        return httpx.get(f"{address}/readyz", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
