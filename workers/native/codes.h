@@ -62,8 +62,10 @@ INLINE void score_codes(const uint8_t* codes, const float* scales, int64_t n, in
   }
 }
 
+constexpr int64_t PAGES_AHEAD = 2;
+
 // Logits [group, stride] of the codes of the stored rows from `first` to `last`, and of some of those just before. A
-// page's codes are fetched while those of the one before it are scored: pages lie anywhere, and no CPU guesses where
+// page's codes are fetched while those of pages before it are scored: pages lie anywhere, and no CPU guesses where
 // the next one is.
 INLINE void score_stored(const Searched& stored, int64_t first, int64_t last, int64_t head, int64_t dim, int64_t group,
                          const Asked& asked, float* logits, int64_t stride) {
@@ -73,7 +75,10 @@ INLINE void score_stored(const Searched& stored, int64_t first, int64_t last, in
     after = std::min(last, page + stored.page_rows);
     const uint8_t* codes = stored.codes_at(head, at, dim) + skipped * quads * 4;
     const float* scales = stored.scales_at(head, at) + skipped;
-    if (after < last) fetch<true>(stored.codes_at(head, after, dim), padded(stored.page_rows) * quads * 4);
+    if (const int64_t ahead = page + PAGES_AHEAD * stored.page_rows; ahead < last) {
+      fetch(stored.codes_at(head, ahead, dim), padded(stored.page_rows) * quads * 4);
+      fetch(stored.scales_at(head, ahead), padded(stored.page_rows));
+    }
     const int64_t n = after - page - skipped;
     float* into = logits + page + skipped;
     for (int64_t q = 0; q < group;) {

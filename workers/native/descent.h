@@ -24,7 +24,7 @@ class Descent {
       scratch += padded(n);
       return taken;
     };
-    logits_ = take(head.group * scored);
+    logits_ = take(std::max<int64_t>(2, head.group) * scored);
     weights_ = take(scored);
     priorities_ = take(scored);
     for (Candidates* each : {&scored_, &below_}) *each = {(int32_t*)take(scored), take(scored), 0};
@@ -100,7 +100,7 @@ class Descent {
     for (int64_t q = 0; q < head.group; ++q)
       for (int64_t j = 0; j < scored_.count; ++j) logits_[q * stride + j] += scored_.raised[j];
     close_rows(logits_, scored_.count, head.group, stride);
-    weigh(logits_, head.group, stride, priorities_, weights_);
+    weigh(logits_, head.group, stride, weights_);
   }
 
   int64_t draw_candidates(int64_t level, int64_t most, int32_t* drawn, float* counts) {

@@ -5,13 +5,20 @@
 
 namespace {
 
-// Each row's share of the softmax, the mean over the queries of a group.
-INLINE void weigh(const float* logits, int64_t group, int64_t stride, float* powers, float* weights) {
-  std::fill(weights, weights + stride, 0.f);
-  for (int64_t q = 0; q < group; ++q) {
-    const double total = exponentiate(logits + q * stride, stride, powers);
-    const Floats share = Floats{} + float(1 / (total * double(group)));
-    for (int64_t i = 0; i < stride; i += LANES) store(load(weights + i) + load(powers + i) * share, weights + i);
+// Each row's share of the softmax, the mean over the queries of a group. Logits become powers of e.
+INLINE void weigh(float* logits, int64_t group, int64_t stride, float* weights) {
+  constexpr int64_t AT_ONCE = 4;
+  for (int64_t first = 0; first < group; first += AT_ONCE) {
+    const int64_t some = std::min(AT_ONCE, group - first);
+    float* powers = logits + first * stride;
+    float shares[AT_ONCE];
+    for (int64_t q = 0; q < some; ++q)
+      shares[q] = float(1 / (exponentiate(powers + q * stride, stride, powers + q * stride) * double(group)));
+    for (int64_t i = 0; i < stride; i += LANES) {
+      Floats weight = first ? load(weights + i) : Floats{};
+      for (int64_t q = 0; q < some; ++q) weight += load(powers + q * stride + i) * shares[q];
+      store(weight, weights + i);
+    }
   }
 }
 
@@ -47,51 +54,60 @@ INLINE float bisect(const float* numbers, int64_t n, int64_t count) {
   return found;
 }
 
-// As `bisect`, of many numbers. That of the largest of each few is a lower bound; over it are only numbers of so few as are
-// over it themselves. `memory`: of n numbers.
-INLINE float find_threshold(const float* numbers, int64_t n, int64_t count, float* memory) {
-  constexpr int64_t FEW = 8;
-  const int64_t step = FEW * LANES, most = n / 2;
-  if (n < step || n < 2 * FEW * (count + 1)) return bisect(numbers, n, count);
-  float* largest = memory;
-  int64_t vectors = 0;
-  for (int64_t first = 0; first < n; first += step, ++vectors) {
+// A lower bound of `bisect`: that of the largest of each few numbers. `memory`: of n numbers.
+INLINE float find_bound(const float* numbers, int64_t n, int64_t count, float* memory) {
+  const int64_t step = std::max<int64_t>(1, n / (4 * (count + 1))) * LANES;
+  int64_t made = 0;
+  for (int64_t first = 0; first < n; first += step, made += LANES) {
     Floats few = load(numbers + first);
     for (int64_t i = first + LANES; i < std::min(n, first + step); i += LANES) few = larger(load(numbers + i), few);
-    store(few, largest + vectors * LANES);
+    store(few, memory + made);
   }
-  const float bound = bisect(largest, vectors * LANES, count);
-  if (bound <= 0) return bisect(numbers, n, count);
-  float* over = largest + vectors * LANES;
-  int64_t made = 0;
-  for (int64_t i = 0; i < vectors * LANES; ++i) {
-    if (largest[i] < bound) continue;
-    const int64_t first = i / LANES * step + i % LANES;
-    if (made + FEW > most) return bisect(numbers, n, count);
-    for (int64_t j = first; j < std::min(n, first + step); j += LANES)
-      if (numbers[j] >= bound) over[made++] = numbers[j];
-  }
-  std::fill(over + made, over + padded(made), -1.f);
-  return bisect(over, padded(made), count);
+  return bisect(memory, made, count);
 }
 
-// Positions, in their order, whose priority is over the threshold, and of those at it as many as there is room for.
-INLINE int64_t collect(const float* priorities, int64_t n, float threshold, int64_t count, int32_t* drawn) {
-  int64_t made = 0;
-  const Floats bound = Floats{} + threshold;
+// Places of the numbers that are no less than a bound, in their order; returns how many they are. Adds without branches,
+// which no CPU would guess. `memory`: of n / LANES numbers.
+INLINE int64_t gather(const float* numbers, int64_t n, float bound, int32_t* places, int32_t* memory) {
+  int64_t vectors = 0, made = 0;
+  const Floats bounds = Floats{} + bound;
   for (int64_t first = 0; first < n; first += LANES) {
-    if (!any(load(priorities + first) > bound)) continue;
-    for (int64_t i = first; i < first + LANES && made < count; ++i)
-      if (priorities[i] > threshold) drawn[made++] = int32_t(i);
+    memory[vectors] = int32_t(first);
+    vectors += any(load(numbers + first) >= bounds);
   }
-  for (int64_t i = 0; i < n && made < count && threshold > 0; ++i)
-    if (priorities[i] == threshold) drawn[made++] = int32_t(i);
+  for (int64_t j = 0; j < vectors; ++j)
+    for (int64_t i = memory[j]; i < memory[j] + LANES; ++i) {
+      places[made] = int32_t(i);
+      made += numbers[i] >= bound;
+    }
   return made;
+}
+
+// Sets positions, in their order, of the `count` largest priorities over 0, or all if they are fewer; of equal ones the
+// first. Returns the largest priority that is left, or 0, and how many there are. `memory`: of 2n numbers.
+INLINE float choose(const float* priorities, int64_t n, int64_t count, int32_t* drawn, int64_t& made, float* memory) {
+  constexpr float LEAST = std::numeric_limits<float>::denorm_min();
+  int32_t* places = (int32_t*)memory;
+  float* some = memory + n;
+  const float bound = std::max(LEAST, find_bound(priorities, n, count, some));
+  const int64_t candidates = gather(priorities, n, bound, places, (int32_t*)some);
+  for (int64_t j = 0; j < candidates; ++j) some[j] = priorities[places[j]];
+  std::fill(some + candidates, some + padded(candidates), -1.f);
+  const float next = bisect(some, padded(candidates), count);
+  int64_t over = 0;
+  for (int64_t j = 0; j < candidates; ++j) over += some[j] > next;
+  int64_t equal = count - over;  // that are taken
+  made = 0;
+  for (int64_t j = 0; j < candidates; ++j) {
+    const bool taken = some[j] > next || (some[j] == next && equal-- > 0);
+    if (taken) drawn[made++] = places[j];
+  }
+  return next;
 }
 
 // Draws rows of weights [padded], negative for no candidate: `draw` of sampling.py, and `take_best` of no more
 // rows than `count`. Sets positions, and for how many rows each one counts; returns how many there are. `memory`: of
-// so many numbers as weights.
+// twice so many numbers as weights.
 INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows, int64_t count, int32_t* drawn,
                     float* counts, float* memory) {
   int64_t made = 0;
@@ -102,8 +118,7 @@ INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows,
     return made;
   }
   const int64_t n = padded(rows);
-  const float next = find_threshold(priorities, n, count, memory);
-  made = collect(priorities, n, next, count, drawn);
+  const float next = choose(priorities, n, count, drawn, made, memory);
   const float threshold = std::max(next, std::numeric_limits<float>::min());
   const Floats bound = Floats{} + threshold;
   double rest = sum_terms(n, [&](int64_t i) {

@@ -105,7 +105,7 @@ int64_t attend_head(const Head<T>& head, const float* queries, float* sums, int3
     const T* rows[4];
     for (int64_t r = 0; r < 4; ++r) {
       rows[r] = value(j + r);
-      fetch<false>(value(j + r + 8), dim);
+      fetch(value(j + r + 8), dim);
     }
     add_some(rows, made - j, dim, group, joint + active + j, most, sums);
   }

@@ -169,7 +169,7 @@ INLINE void score_apart(const Head<T>& head, int64_t n, Key key, Position positi
     const T* rows[4];
     for (int64_t r = 0; r < 4; ++r) {
       rows[r] = key(std::min(j + r, after - 1));
-      fetch<false>(key(std::min(j + r + 8, n - 1)), head.dim);
+      fetch(key(std::min(j + r + 8, n - 1)), head.dim);
     }
     for (int64_t q = 0, asked; q < head.group; q += asked) {
       const float* query = some.queries + q * head.dim;

@@ -9,8 +9,9 @@ namespace {
 // Numbers of scratch that `search` needs.
 INLINE int64_t count_search(const Searched& stored, int64_t group, int64_t dim) {
   const int64_t scored = padded(stored.most_scored());
-  if (stored.codes) return (group + 2) * scored + count_asked(group, dim);
-  return (group + 6) * scored + 2 * padded(stored.nodes) + padded(count_segments(stored) * group * 2 * dim) +
+  const int64_t of_logits = std::max<int64_t>(2, group) * scored;  // or what a draw needs
+  if (stored.codes) return of_logits + 2 * scored + count_asked(group, dim);
+  return of_logits + 6 * scored + 2 * padded(stored.nodes) + padded(count_segments(stored) * group * 2 * dim) +
          padded(stored.rows / 32 + 1);
 }
 
@@ -19,7 +20,7 @@ template <typename T>
 INLINE int64_t search_all(const Head<T>& head, const float* queries, float* logits, int32_t* drawn, float* counts) {
   const Searched& stored = *head.stored;
   const int64_t stride = padded(stored.rows);
-  float* weights = logits + head.group * stride;
+  float* weights = logits + std::max<int64_t>(2, head.group) * stride;
   float* priorities = weights + stride;
   for (int64_t index = count_segments(stored) - 1; index >= 0; --index) {  // each sets some logits of the one before
     const Segment some = get_segment(head, index, queries);
@@ -29,7 +30,7 @@ INLINE int64_t search_all(const Head<T>& head, const float* queries, float* logi
                  stride);
   }
   close_rows(logits, stored.rows, head.group, stride);
-  weigh(logits, head.group, stride, priorities, weights);
+  weigh(logits, head.group, stride, weights);
   for (int64_t i = 0; i < head.active; ++i)
     if (head.positions[i] < stored.rows) weights[head.positions[i]] = -1.f;
   const float* ranks = head.ranks_at(0);

@@ -94,7 +94,15 @@ INLINE Quad sum(Floats a, Floats b, Floats c, Floats d) {
 
 INLINE float sum(Floats lanes) { return sum(lanes, lanes, lanes, lanes)[0]; }
 
-INLINE Floats larger(Floats a, Floats b) { return (Floats)(((Ints)a & (a > b)) | ((Ints)b & (a <= b))); }
+// Larger ones of both; of a number and one that is none, `b`.
+INLINE Floats larger(Floats a, Floats b) {
+#ifdef __AVX2__
+  return _mm256_max_ps(a, b);
+#else
+  const Ints first = a > b;
+  return (Floats)(((Ints)a & first) | ((Ints)b & ~first));
+#endif
+}
 
 INLINE float largest(Floats lanes) {
   float most = lanes[0];
@@ -103,6 +111,9 @@ INLINE float largest(Floats lanes) {
 }
 
 INLINE bool any(Ints lanes) {
+#ifdef __AVX2__
+  return _mm256_movemask_epi8((__m256i)lanes) != 0;
+#endif
   int64_t words[sizeof lanes / sizeof(int64_t)];
   std::memcpy(words, &lanes, sizeof lanes);
   return (words[0] | words[1] | words[2] | words[3]) != 0;
@@ -163,10 +174,10 @@ INLINE double exponentiate(const float* logits, int64_t n, float* powers) {
   });
 }
 
-// Fetches numbers that lie one after the other, into the first cache or, `later`, into the second one.
-template <bool later, typename T>
+// Fetches numbers that lie one after the other into the first cache.
+template <typename T>
 INLINE void fetch(const T* from, int64_t numbers) {
-  for (int64_t c = 0; c < numbers; c += LINE / int64_t(sizeof(T))) __builtin_prefetch(from + c, 0, later ? 2 : 3);
+  for (int64_t c = 0; c < numbers; c += LINE / int64_t(sizeof(T))) __builtin_prefetch(from + c);
 }
 
 }  // namespace
