@@ -68,18 +68,22 @@ def plant_facts(setup: Setup, sessions: int, tokens: int, facts: int) -> Case:
     )
 
 
-def read_locomo(path: Path, questions: int) -> Case:
-    """Read a file's conversation, session by session, and so many of its questions. Raises BadDataFile."""
-    conversation = read_conversation(path)
-    system = describe(conversation)
+def read_locomo(paths: Sequence[Path], questions: int) -> Case:
+    """Read the files' conversations, one after the other, session by session, and so many of each one's questions.
+
+    Raises BadDataFile.
+    """
+    conversations = [read_conversation(path) for path in paths]
     return Case(
         [
-            [system, *({"role": each.role, "content": each.content} for each in session)]
-            for session in conversation.sessions
+            [describe(each), *({"role": said.role, "content": said.content} for said in session)]
+            for each in conversations
+            for session in each.sessions
         ],
         [
-            Asked(ask_briefly(each), each.answer, partial(f1, question=each))
-            for each in sample_evenly(conversation.questions, questions)
+            Asked(ask_briefly(asked), asked.answer, partial(f1, question=asked))
+            for each in conversations
+            for asked in sample_evenly(each.questions, questions)
         ],
     )
 

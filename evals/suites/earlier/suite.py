@@ -34,7 +34,7 @@ class Earlier:
         sessions: Earlier sessions of generated conversations.
         tokens: Length of each of these, about.
         questions: All that are asked; of generated conversations, the facts that are stated.
-        path: A LoCoMo file, whose sessions and questions are taken; empty for generated conversations.
+        paths: LoCoMo files, whose sessions and questions are taken; none for generated conversations.
     """
 
     setup: Setup
@@ -43,27 +43,34 @@ class Earlier:
     sessions: int
     tokens: int
     questions: int
-    path: str = ""
+    paths: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """Short text for the progress bar."""
-        about = Path(self.path).stem or f"{self.sessions} sessions, seed {self.setup.seed}"
-        return f"{self.arm}, {about}"
+        return f"{self.arm}, {self.case}"
+
+    @property
+    def case(self) -> str:
+        """Name of what is held and asked."""
+        names = [Path(path).stem for path in self.paths]
+        return " ".join(names) or f"{self.sessions} sessions, seed {self.setup.seed}"
 
 
 def suite(
-    first: Earlier, arms: Sequence[str], chunks: Sequence[int], cases: int, source: Path | None
+    first: Earlier, arms: Sequence[str], chunks: Sequence[int], cases: int, sources: Sequence[Path]
 ) -> Suite[Earlier]:
     """All arms on so many cases, those whose rows are seen by chunks with each size of these.
 
-    source: LoCoMo's files. Raises BadDataFile.
+    sources: LoCoMo's files, or a folder of them; several: one case of all. Raises BadDataFile.
     """
     seed = first.setup.seed
-    if source is None:
+    if not sources:
         own = [replace(first, setup=replace(first.setup, seed=seed + i)) for i in range(cases)]
     else:
-        own = [replace(first, path=str(path)) for path in list_files(source)[:cases]]
+        paths = [str(path) for each in sources for path in list_files(each)]
+        groups = [(path,) for path in paths] if len(sources) == 1 else [tuple(paths)]
+        own = [replace(first, paths=group) for group in groups[:cases]]
     units = [
         replace(each, arm=arm, chunk=chunk)
         for each in own
@@ -84,8 +91,8 @@ def run(unit: Earlier) -> list[Record]:
 
 
 def _build(unit: Earlier) -> Case:
-    if unit.path:
-        return read_locomo(Path(unit.path), unit.questions)
+    if unit.paths:
+        return read_locomo([Path(path) for path in unit.paths], unit.questions)
     return plant_facts(unit.setup, unit.sessions, unit.tokens, unit.questions)
 
 
@@ -98,8 +105,8 @@ def _ask(unit: Earlier, question: Question, asked: Asked, before: float) -> Reco
     return {
         "arm": unit.arm,
         "chunk": unit.chunk,
-        "case": Path(unit.path).stem or str(unit.setup.seed),
-        "measure": "F1" if unit.path else "right answers",
+        "case": unit.case,
+        "measure": "F1" if unit.paths else "right answers",
         "asked": asked.text,
         "expected": asked.expected,
         "reply": reply,

@@ -160,8 +160,13 @@ def earlier_command(
     questions: Annotated[
         int, typer.Option(min=1, help="Questions of a case; at most 42 of a generated one.")
     ] = 42,
-    source: Annotated[
-        Path | None, typer.Option("--data", exists=True, help="LoCoMo file or folder.")
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            exists=True,
+            help="LoCoMo file or folder, whose files are cases; repeatable: one case of all.",
+        ),
     ] = None,
     chunks: Chunks = None,
     budget: Budget = "256",
@@ -183,7 +188,7 @@ def earlier_command(
         build_setup(model, budget, seed, block, "4"), config=parse_config(earlier.CONFIG)
     )
     first = earlier.Earlier(setup, "", 0, sessions, tokens, questions)
-    absolute = None if source is None else source.absolute()
+    absolute = [each.absolute() for each in sources or ()]
     run_suite(earlier.suite(first, chosen, chunks or [0], cases, absolute), json, processes, fresh)
 
 

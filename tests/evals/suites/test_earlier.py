@@ -75,7 +75,7 @@ def test_each_fact_is_stated_in_one_session(first: Earlier) -> None:
 
 
 def test_sessions_of_a_recording_are_those_of_its_file(locomo_file: Path) -> None:
-    case = read_locomo(locomo_file, 2)
+    case = read_locomo([locomo_file], 2)
     assert [said[0]["content"] for said in case.sessions] == 2 * ["A conversation of Ada and Bo."]
     assert [said[1]["content"].split()[:2] for said in case.sessions] == [
         ["(1", "May)"],
@@ -85,8 +85,18 @@ def test_sessions_of_a_recording_are_those_of_its_file(locomo_file: Path) -> Non
     assert case.questions[0].score("Cherry tomatoes, I think.") > 0.5
 
 
+def test_several_files_are_one_case_of_all_and_a_folder_has_a_case_a_file(
+    first: Earlier, locomo_file: Path
+) -> None:
+    joined = earlier.suite(first, ["nothing"], [0], 4, [locomo_file, locomo_file])
+    assert [unit.paths for unit in joined.units] == [2 * (str(locomo_file),)]
+    assert len(read_locomo(2 * [locomo_file], 2).sessions) == 4
+    alone = earlier.suite(first, ["nothing"], [0], 4, [locomo_file.parent])
+    assert [unit.paths for unit in alone.units] == [(str(locomo_file),)]
+
+
 def test_what_is_brought_back_is_answered_and_nothing_else(first: Earlier) -> None:
-    suite = earlier.suite(first, list(ARMS), [0, 64], 1, None)
+    suite = earlier.suite(first, list(ARMS), [0, 64], 1, [])
     records = [record for unit in suite.units for record in suite.run(unit)]
     rows = {row["method"]: row["mean"] for row in suite.rows(records) if "mean" in row}
     remembered = ("rows", "rows of passages", "one session", "newest text", "passages")
