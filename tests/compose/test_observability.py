@@ -5,6 +5,7 @@ import time
 
 import httpx
 import pytest
+import yaml
 
 from kvrecall.client import KvrecallClient, ServiceProblem
 from observability.dashboards.boards import BOARDS
@@ -17,6 +18,7 @@ from tests.operations.catalogue import ROOT
 from tests.operations.grafana import fill_in, find_expressions, read_variables
 from tests.operations.prometheus import PrometheusApi
 
+ALERTS = ROOT / "observability" / "prometheus" / "alerts.yml"
 FOLDER = ROOT / "observability" / "grafana" / "dashboards"
 JOBS = {"kvrecall-gateway", "kvrecall-worker"}
 
@@ -36,6 +38,16 @@ def test_every_gateway_and_worker_is_scraped(prometheus: PrometheusApi) -> None:
         return {series["metric"]["job"] for series in prometheus.query("up == 1")}
 
     until(lambda: jobs() == JOBS, "both jobs", DEADLINE_SECONDS)
+
+
+def test_prometheus_evaluates_every_alert(prometheus: PrometheusApi) -> None:
+    def read_rules() -> dict[str, str]:
+        groups = prometheus.ask("rules")["groups"]
+        return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+
+    groups = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
+    written = {rule.get("alert") or rule["record"] for group in groups for rule in group["rules"]}
+    until(lambda: read_rules() == dict.fromkeys(written, "ok"), "all rules", DEADLINE_SECONDS)
 
 
 @pytest.mark.usefixtures("scraped")
