@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.compose.docker import Docker
-from tests.compose.pod import Pod
+from tests.compose.pod import Pod, get_ports
 from tests.operations.charts import Object, expand, get_texts
 
 LABEL = "kvrecall-chart-test"
@@ -83,7 +83,7 @@ class Cluster:
     def start(self, name: str, spec: Object, hosts: Sequence[str] = (), **environment: str) -> Pod:
         """Start a pod under its name, which the others find under `hosts` too; `environment`: more variables.
 
-        A second start finds the volumes that outlive a pod as the first one left them.
+        A second start finds all volumes but an emptyDir as the first one left them.
         """
         volumes = {each.name: each for each in self._get_volumes(name, spec)}
         for volume in volumes.values():
@@ -92,11 +92,7 @@ class Cluster:
             self._run(name, spec, container, environment, "--rm")
         first, *others = spec["containers"]
         aliases = [f"--network-alias={host}" for host in (name, *hosts)]
-        ports = [
-            f"--publish=127.0.0.1::{port['containerPort']}"
-            for container in spec["containers"]
-            for port in container.get("ports", ())
-        ]
+        ports = [f"--publish=127.0.0.1::{port['containerPort']}" for port in get_ports(spec)]
         options = ("--detach", f"--network={NETWORK}", f"--hostname={name}", *aliases, *ports)
         ids = {first["name"]: self._run(name, spec, first, environment, *options)}
         shared = f"--network=container:{ids[first['name']]}"
@@ -148,7 +144,9 @@ class Cluster:
         return data
 
     def _make(self, volume: Volume) -> None:
-        """Make a volume, unless it is there already."""
+        """Make a volume, unless an earlier pod of this name has left it. An emptyDir ends with its pod."""
+        if volume.mode == EMPTY:
+            self.docker("volume", "rm", "--force", volume.name)
         if self.docker.succeeds("volume", "inspect", volume.name):
             return
         self.docker("volume", "create", f"--label={LABEL}", volume.name)

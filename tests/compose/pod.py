@@ -29,7 +29,7 @@ class Pod:
     def get_address(self, port: str) -> str:
         """Where a port, by its name, is reached from here: host and number."""
         first = self.spec["containers"][0]["name"]
-        (number,) = [each["containerPort"] for each in self._get_ports() if each["name"] == port]
+        (number,) = [each["containerPort"] for each in get_ports(self.spec) if each["name"] == port]
         return self.docker("port", self.ids[first], f"{number}/tcp").split()[0]
 
     def wait(self) -> None:
@@ -88,11 +88,6 @@ class Pod:
                 lines = str(error)
             yield f"{self.name}, {container}:\n{lines}\n"
 
-    def _get_ports(self) -> list[Object]:
-        return [
-            port for container in self.spec["containers"] for port in container.get("ports", ())
-        ]
-
     def _is_running(self, container: str) -> bool:
         running: bool = self._inspect(self.ids[container])["Running"]
         return running
@@ -100,6 +95,11 @@ class Pod:
     def _inspect(self, container: str) -> Object:
         state: Object = json.loads(self.docker("inspect", container))[0]["State"]
         return state
+
+
+def get_ports(spec: Object) -> list[Object]:
+    """The ports of a pod's containers."""
+    return [port for container in spec["containers"] for port in container.get("ports", ())]
 
 
 def _accepts(address: str) -> bool:

@@ -15,7 +15,7 @@ import trustme
 from kvrecall.client import KvrecallClient
 from tests.compose.cluster import Cluster
 from tests.compose.conftest import EXPORTER, Progress
-from tests.compose.docker import Docker
+from tests.compose.docker import Docker, DockerFailed
 from tests.compose.images import Images
 from tests.compose.pod import Pod
 from tests.compose.stack import Stack
@@ -193,10 +193,14 @@ def test_a_session_goes_on_after_its_worker_was_killed_with_the_volumes_that_are
 ) -> None:
     with connect(release) as client:
         session = begin(client)
+        release.workers[0].run("worker", "touch", "/var/lib/kvrecall/kept", "/tmp/lost")
         for each in release.workers:
             each.kill()
         release.workers = start_workers(release.cluster)
         wait(release)
+        release.workers[0].run("worker", "ls", "/var/lib/kvrecall/kept")
+        with pytest.raises(DockerFailed):
+            release.workers[0].run("worker", "ls", "/tmp/lost")
         assert client.turn(session, [user("Go on.")], max_tokens=2).turn == 2
 
 

@@ -62,7 +62,7 @@ INLINE void score_codes(const uint8_t* codes, const float* scales, int64_t n, in
   }
 }
 
-constexpr int64_t PAGES_AHEAD = 2;
+constexpr int64_t PAGES_AHEAD = 2;  // whose codes are fetched while those of a page are scored
 
 // Logits [group, stride] of the codes of the stored rows from `first` to `last`, and of some of those just before. A
 // page's codes are fetched while those of pages before it are scored: pages lie anywhere, and no CPU guesses where

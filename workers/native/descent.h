@@ -24,7 +24,7 @@ class Descent {
       scratch += padded(n);
       return taken;
     };
-    logits_ = take(std::max<int64_t>(2, head.group) * scored);
+    logits_ = take(count_logits(head.group, scored));
     weights_ = take(scored);
     priorities_ = take(scored);
     for (Candidates* each : {&scored_, &below_}) *each = {(int32_t*)take(scored), take(scored), 0};

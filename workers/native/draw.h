@@ -5,6 +5,9 @@
 
 namespace {
 
+// Numbers of the logits of a group to so many rows, in whose place a draw has its memory.
+INLINE int64_t count_logits(int64_t group, int64_t rows) { return std::max<int64_t>(2, group) * rows; }
+
 // Each row's share of the softmax, the mean over the queries of a group. Logits become powers of e.
 INLINE void weigh(float* logits, int64_t group, int64_t stride, float* weights) {
   constexpr int64_t AT_ONCE = 4;
@@ -83,8 +86,8 @@ INLINE int64_t gather(const float* numbers, int64_t n, float bound, int32_t* pla
   return made;
 }
 
-// Sets positions, in their order, of the `count` largest priorities over 0, or all if they are fewer; of equal ones the
-// first. Returns the largest priority that is left, or 0, and how many there are. `memory`: of 2n numbers.
+// Sets positions, in their order, of the `count` largest priorities over 0, or of all if they are fewer, and `made` to how
+// many they are; of equal ones the first. Returns the largest priority that is left, or 0. `memory`: of 2n numbers.
 INLINE float choose(const float* priorities, int64_t n, int64_t count, int32_t* drawn, int64_t& made, float* memory) {
   constexpr float LEAST = std::numeric_limits<float>::denorm_min();
   int32_t* places = (int32_t*)memory;
@@ -96,7 +99,7 @@ INLINE float choose(const float* priorities, int64_t n, int64_t count, int32_t* 
   const float next = bisect(some, padded(candidates), count);
   int64_t over = 0;
   for (int64_t j = 0; j < candidates; ++j) over += some[j] > next;
-  int64_t equal = count - over;  // that are taken
+  int64_t equal = next > 0 ? count - over : 0;  // that are taken
   made = 0;
   for (int64_t j = 0; j < candidates; ++j) {
     const bool taken = some[j] > next || (some[j] == next && equal-- > 0);

@@ -9,7 +9,7 @@ namespace {
 // Numbers of scratch that `search` needs.
 INLINE int64_t count_search(const Searched& stored, int64_t group, int64_t dim) {
   const int64_t scored = padded(stored.most_scored());
-  const int64_t of_logits = std::max<int64_t>(2, group) * scored;  // or what a draw needs
+  const int64_t of_logits = count_logits(group, scored);
   if (stored.codes) return of_logits + 2 * scored + count_asked(group, dim);
   return of_logits + 6 * scored + 2 * padded(stored.nodes) + padded(count_segments(stored) * group * 2 * dim) +
          padded(stored.rows / 32 + 1);
@@ -20,7 +20,7 @@ template <typename T>
 INLINE int64_t search_all(const Head<T>& head, const float* queries, float* logits, int32_t* drawn, float* counts) {
   const Searched& stored = *head.stored;
   const int64_t stride = padded(stored.rows);
-  float* weights = logits + std::max<int64_t>(2, head.group) * stride;
+  float* weights = logits + count_logits(head.group, stride);
   float* priorities = weights + stride;
   for (int64_t index = count_segments(stored) - 1; index >= 0; --index) {  // each sets some logits of the one before
     const Segment some = get_segment(head, index, queries);
