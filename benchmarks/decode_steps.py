@@ -28,6 +28,7 @@ from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.model.weights.packed_linear import can_pack, pack_linears
 from workers.model.weights.quantized_linear import Quantization
 from workers.retrieval.retriever import Retriever
 
@@ -59,47 +60,64 @@ class RandomRows(Capability):
         return self._retriever
 
 
-def load(name: str, quantize: Quantization | None = None) -> tuple[LoadedModel, ChatTokenizer]:
-    """A model by its name, and its tokenizer."""
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model as native steps read it, and as torch does; often the same.
+
+    Attributes:
+        native: Has native steps.
+        by_torch: With the weights that torch would have if it computed the steps.
+        tokenizer: Of both.
+    """
+
+    native: LoadedModel
+    by_torch: LoadedModel
+    tokenizer: ChatTokenizer
+
+
+def load(name: str, quantize: Quantization | None = None) -> Subject:
+    """A model by its name. Where the CPU has instructions for its weights, torch's is packed for them."""
     path = resolve_model(name)
     model = load_model(path, quantize=quantize)
-    return model, load_tokenizer(path, model.eos_token_ids)
+    by_torch = model
+    if can_pack(model.module):
+        by_torch = load_model(path, quantize=quantize, pack=False)
+        pack_linears(by_torch.module)
+    return Subject(model, by_torch, load_tokenizer(path, model.eos_token_ids))
 
 
-def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Iterator[Row]:
+def step_rows(subject: Subject, sizes: Steps) -> Iterator[Row]:
     """Tokens per second of CPU time of each arm, which take their steps in rotation.
 
     There must be native code.
     """
-    shape = model.shape
+    model, tokenizer, shape = subject.native, subject.tokenizer, subject.native.shape
     random = torch.Generator().manual_seed(sizes.seed)
     numbers = (shape.n_layers, 2, shape.n_kv_heads, sizes.rows, shape.head_dim)
     rows = torch.randn(numbers, generator=random, dtype=torch.float32).to(model.dtype)
     with ExitStack() as stack, torch.inference_mode():
         whole = open_engine(stack, model, tokenizer, sizes.batch, sizes.rows + 256)
-        small = open_engine(stack, model, tokenizer, 3 * sizes.batch, sizes.budget)
-        native, decoder = small.native, small.decoder
-        assert native is not None, "native code was built"
-        sessions = {
-            FULL: [open_session(whole, f"f{i}", "full", rows) for i in range(sizes.batch)],
-            BUDGET: [
-                open_session(small, f"b{i}", "streaming_llm", rows) for i in range(sizes.batch)
-            ],
-            NATIVE: [open_session(small, f"r{i}", "icecache", rows) for i in range(sizes.batch)],
+        small = open_engine(stack, model, tokenizer, 2 * sizes.batch, sizes.budget)
+        torch_whole = open_engine(stack, subject.by_torch, tokenizer, sizes.batch, sizes.rows + 256)
+        torch_small = open_engine(stack, subject.by_torch, tokenizer, sizes.batch, sizes.budget)
+        assert small.decoder is not None, "native code was built"
+        for engine in (torch_whole, torch_small):
+            engine.native = engine.decoder = None
+        kinds = {
+            FULL: (whole, "full"),
+            BUDGET: (small, "streaming_llm"),
+            NATIVE: (small, "icecache"),
+            FULL_TORCH: (torch_whole, "full"),
+            TORCH: (torch_small, "icecache"),
         }
-        small.native = None  # a session's copy keeps what the session was opened with
-        sessions[TORCH] = [
-            open_session(small, f"t{i}", "icecache", rows) for i in range(sizes.batch)
-        ]
-        sessions[FULL_TORCH] = sessions[FULL]
+        sessions = {
+            arm: [open_session(engine, f"{arm} {i}", method, rows) for i in range(sizes.batch)]
+            for arm, (engine, method) in kinds.items()
+        }
         tokens = torch.randint(10, len(tokenizer.inner), (sizes.batch, 1), generator=random)
 
         def take(arm: str) -> Tensor:
-            engine = whole if sessions[arm] is sessions[FULL] else small
-            by_torch = arm in (FULL_TORCH, TORCH)
-            engine.native = None if by_torch else native
-            engine.decoder = None if by_torch else decoder
-            return engine.forward(sessions[arm], tokens).argmax(-1)
+            return kinds[arm][0].forward(sessions[arm], tokens).argmax(-1)
 
         arms = {arm: partial(take, arm) for arm in (FULL, FULL_TORCH, BUDGET, TORCH, NATIVE)}
         seconds = rotate(arms, sizes.steps)
@@ -162,9 +180,7 @@ def choose_kept(length: int, rows: int) -> Tensor:
     return torch.cat([torch.arange(4), torch.arange(length - rows + 4, length)])
 
 
-def measure_steps(
-    model: LoadedModel, tokenizer: ChatTokenizer, all_sizes: Sequence[Steps]
-) -> Iterator[Row]:
+def measure_steps(subject: Subject, all_sizes: Sequence[Steps]) -> Iterator[Row]:
     """Rows of all sizes."""
     for sizes in all_sizes:
-        yield from step_rows(model, tokenizer, sizes)
+        yield from step_rows(subject, sizes)

@@ -87,15 +87,15 @@ def measure_steps(plan: Plan) -> Measured:
     if NativeAttention.open(ROTATIONS) is None:
         raise BadOptions("native code was not built: pip install -e . with a C++ compiler")
     quantize = next((each for each in QUANTIZED if each == plan.quantize), None)
-    model, tokenizer = decode_steps.load(plan.model, quantize)
+    subject = decode_steps.load(plan.model, quantize)
     sizes = [
         decode_steps.Steps(rows, batch, plan.budget, plan.rounds, plan.seed)
         for rows in plan.rows or (4096,)
         for batch in plan.batches
     ]
-    rows = decode_steps.measure_steps(model, tokenizer, sizes)
+    rows = decode_steps.measure_steps(subject, sizes)
     name = plan.model if quantize is None else f"{plan.model}-{quantize}"
-    described = f"{name} ({describe_model(model)})"
+    described = f"{name} ({describe_model(subject.native)})"
     return Measured(f"retrieval-steps-{name}-cpu.json", described, rows, plan.seed)
 
 

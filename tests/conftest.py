@@ -92,6 +92,8 @@ LONG_PATHS = (
 )
 # Folders whose tests need tools beside Python's packages: they are collected with `-m MARKER` only.
 TOOL_PATHS = {"console": "operations", "operations": "operations", "compose": "compose"}
+# Lanes that need no other tools than Python's packages.
+PYTHON_LANES = ("unit", "integration", "long")
 # Fixtures that start a server or a worker; a test that uses one is an integration test wherever it is.
 INTEGRATION_FIXTURES = frozenset(
     {"bucket_process", "bucket_server", "make_worker", "redis_process", "redis_processes", "server"}
@@ -101,9 +103,17 @@ WAIT_SECONDS = 120.0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what needs other tools, unless it is asked for: without them it cannot be imported."""
-    marker = find_tools(collection_path)
-    return True if marker is not None and marker != config.option.markexpr else None
+    """Leave out files of other lanes than the one that is asked for: importing all takes a minute.
+
+    What needs other tools is left out unless it is asked for: without them it cannot be imported.
+    """
+    lane, asked = find_lane(collection_path), config.option.markexpr
+    if lane in TOOL_PATHS.values():
+        return None if lane == asked else True
+    if asked not in PYTHON_LANES or collection_path.suffix != ".py":
+        return None
+    possible = ("unit", "integration") if lane is None else (lane,)
+    return None if asked in possible else True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -117,28 +127,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def choose_marker(item: pytest.Item) -> str:
-    """Return the lane of a test."""
-    tools = find_tools(item.path)
-    if tools is not None:
-        return tools
-    if any(item.path.is_relative_to(TESTS / path) for path in LONG_PATHS):
-        return "long"
-    return "integration" if is_integration(item) else "unit"
+    """Return the lane of a test: that of its place, else that of its fixtures."""
+    lane = find_lane(item.path)
+    if lane is not None:
+        return lane
+    starts = not INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return "integration" if starts else "unit"
 
 
-def find_tools(path: Path) -> str | None:
-    """Return the marker of a file or folder whose tests need tools beside Python's packages."""
-    markers = (
-        marker for folder, marker in TOOL_PATHS.items() if path.is_relative_to(TESTS / folder)
-    )
-    return next(markers, None)
+@cache
+def find_lane(path: Path) -> str | None:
+    """Return the lane of all tests of a file or folder; None: their fixtures decide.
 
-
-def is_integration(item: pytest.Item) -> bool:
-    """True for a test in one of the integration folders or with one of the integration fixtures."""
-    if any(item.path.is_relative_to(TESTS / path) for path in INTEGRATION_PATHS):
-        return True
-    return not INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    A folder of integration tests may have long ones.
+    """
+    for folder, marker in TOOL_PATHS.items():
+        if path.is_relative_to(TESTS / folder):
+            return marker
+    for paths, marker in ((LONG_PATHS, "long"), (INTEGRATION_PATHS, "integration")):
+        if any(path.is_relative_to(TESTS / each) for each in paths):
+            return marker
+    return None
 
 
 def _leave_out_variables() -> None:

@@ -23,8 +23,8 @@ from workers.native.attention import NativeAttention
 def test_a_step_is_timed_in_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native = open_native(build_native(tmp_path))
     monkeypatch.setattr(NativeAttention, "open", lambda *_: native)
-    model, tokenizer = load("reference")
-    rows = list(step_rows(model, tokenizer, Steps(rows=600, batch=2, budget=64, steps=2, seed=0)))
+    subject = load("reference")
+    rows = list(step_rows(subject, Steps(rows=600, batch=2, budget=64, steps=2, seed=0)))
     found = {row["condition"].partition(": ")[2]: row for row in rows}
     assert set(found) == {FULL, FULL_TORCH, BUDGET, TORCH, NATIVE}
     assert all(row["median"] > 0 and row["n"] == 2 for row in rows)

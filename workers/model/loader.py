@@ -191,7 +191,8 @@ def load_model(
         name: Path or hub name.
         dtype: Data type; that of `choose_dtype` if None.
         device: Device; a GPU if there is one, else the CPU, if None.
-        pack: Pack the weights once for the CPU's matrix units, where it has them (bfloat16).
+        pack: Pack the weights once for the CPU's matrix units, where it has them (bfloat16) and torch
+            computes the decode steps.
         quantize: Quantize the weights of the linear layers. The model computes in bfloat16 then,
             and has another fingerprint.
         divide: Divide the layers between all GPUs of the machine, as accelerate does by
@@ -231,7 +232,7 @@ def load_model(
     if quantize:
         quantize_linears(module, quantize)
     model = adopt(module, group)
-    if pack and group.count == 1 and can_pack(module):
+    if pack and group.count == 1 and can_pack(module) and model.decoder is None:
         pack_linears(module)
     return model
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,12 @@ PROGRAM = Path(__file__).with_name("program.py")
 WAIT = 300
 
 
-def run(scenario: str, model: Path, folder: Path, ranks: int = 1) -> dict[str, Any]:
-    """Run a scenario on so many ranks; returns what it found."""
-    found = begin(scenario, model, folder, ranks)
-    assert found.wait(WAIT) == 0
-    result: dict[str, Any] = json.loads(out_of(folder, ranks).read_text())
-    return result
+def run(cases: Mapping[str, tuple[str, Path]], folder: Path, ranks: int = 1) -> dict[str, Any]:
+    """Run scenarios, each with the model of a folder, in one launch of so many ranks.
 
-
-def begin(scenario: str, model: Path, folder: Path, ranks: int) -> "subprocess.Popen[bytes]":
-    """Begin a scenario on so many ranks."""
+    Returns by the cases' names what each found, or why its model was refused.
+    """
+    out = folder / f"{ranks}.json"
     launcher = [
         *("-m", "torch.distributed.run", "--standalone", "--max-restarts=0"),
         f"--nproc-per-node={ranks}",
@@ -29,12 +26,9 @@ def begin(scenario: str, model: Path, folder: Path, ranks: int) -> "subprocess.P
     command = [
         sys.executable,
         *(launcher if ranks > 1 else ()),
-        *(str(PROGRAM), scenario, str(model), str(out_of(folder, ranks))),
+        *(str(PROGRAM), json.dumps(cases, default=str), str(out)),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment)
-
-
-def out_of(folder: Path, ranks: int) -> Path:
-    """Where a run writes what it found."""
-    return folder / f"{ranks}.json"
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=WAIT)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found

@@ -1,12 +1,13 @@
-"""Program of one rank: rank 0 runs a scenario on a worker, the others follow it. Alone it is a plain worker.
+"""Program of one rank: rank 0 runs scenarios on a worker, the others follow it. Alone it is a plain worker.
 
-usage: program.py SCENARIO FOLDER OUT; run by torch's launcher, or by itself. OUT gets the scenario's result.
+usage: program.py CASES OUT; run by torch's launcher, or by itself. CASES is JSON, scenario and folder of a model
+by name. OUT gets by name what each found.
 """
 
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -99,22 +100,19 @@ def measure(parts: Parts) -> list[int]:
     return [sum(each.nbytes for each in local), *sizes]
 
 
-def main(scenario: str, folder: Path, out: Path) -> None:
-    """Run a scenario with one model, or with each of a folder, which may be refused."""
+def main(cases: Mapping[str, tuple[str, str]], out: Path) -> None:
+    """Run scenarios one after the other, each with the model of a folder, which may be refused."""
     torch.set_num_threads(1)
     group: Group = ProcessGroup.join("cpu", PATIENCE) if "RANK" in os.environ else Alone()
     found: dict[str, Any] = {}
-    data = out.with_suffix(".data")
-    if (folder / "config.json").exists():
-        found = serve(build_parts(folder, data, scenario, group), scenario)
-    else:
-        for each in sorted(folder.iterdir()):
-            try:
-                parts = build_parts(each, data / each.name, scenario, group)
-            except ModelRefused as error:
-                found[each.name] = {"refused": str(error)}
-            else:
-                found[each.name] = serve(parts, scenario)
+    for name, (scenario, folder) in cases.items():
+        data = out.with_suffix(".data") / name
+        try:
+            parts = build_parts(Path(folder), data, scenario, group)
+        except ModelRefused as error:
+            found[name] = {"refused": str(error)}
+        else:
+            found[name] = serve(parts, scenario)
     if group.index == 0:
         out.write_text(json.dumps(found))
     if isinstance(group, ProcessGroup):
@@ -122,4 +120,4 @@ def main(scenario: str, folder: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -60,8 +60,8 @@ def models(tmp_path: Path) -> Path:
 
 
 def test_families_are_served_as_in_one_process_or_refused(models: Path, tmp_path: Path) -> None:
-    alone = run("families", models, tmp_path)
-    ranks = run("families", models, tmp_path, ranks=2)
+    cases = {name: ("families", models / name) for name in (*SERVED, *REFUSED)}
+    alone, ranks = run(cases, tmp_path), run(cases, tmp_path, ranks=2)
     for name, (_, reason) in REFUSED.items():
         assert reason in ranks[name]["refused"]
         with pytest.raises(ModelRefused, match=reason):

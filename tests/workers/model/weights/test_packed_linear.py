@@ -81,22 +81,33 @@ def test_only_bfloat16_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> No
     assert not can_pack(nn.Linear(4, 4, dtype=torch.bfloat16))
 
 
-def test_a_loaded_model_is_packed_and_keeps_its_fingerprint(
+def test_a_model_whose_steps_torch_computes_is_packed_and_keeps_its_fingerprint(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = model_path("llama")
     plain = load_model(path, dtype=DTYPE, pack=False)
     monkeypatch.setattr(loader, "can_pack", lambda module: True)
+    monkeypatch.setattr(loader, "open_decoder", lambda model: None)
     packed = load_model(path, dtype=DTYPE)
-    kinds = [
-        {type(each) for each in model.module.modules()} & {nn.Linear, PackedLinear}
-        for model in (plain, packed)
-    ]
-    assert kinds == [{nn.Linear}, {PackedLinear}]
+    assert [_find_kinds(model) for model in (plain, packed)] == [{nn.Linear}, {PackedLinear}]
     assert (packed.fingerprint, packed.dtype) == (plain.fingerprint, plain.dtype)
     expected, found = (_logits(model) for model in (plain, packed))
     assert torch.cosine_similarity(found, expected, dim=-1).min() > 0.999
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+def test_a_model_with_native_steps_is_not_packed(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read the weights as they are, and a packed copy would take their memory again."""
+    monkeypatch.setattr(loader, "can_pack", lambda module: True)
+    model = load_model(model_path("llama"), dtype=DTYPE)
+    assert model.decoder is not None
+    assert _find_kinds(model) == {nn.Linear}
+
+
+def _find_kinds(model: LoadedModel) -> set[type[nn.Module]]:
+    return {type(each) for each in model.module.modules()} & {nn.Linear, PackedLinear}
 
 
 def _logits(model: LoadedModel) -> torch.Tensor:

@@ -13,6 +13,7 @@ from tests.workers.model.architectures.latent import LATENTS
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
+from workers.model import loader
 from workers.model.loader import LoadedModel, load_model
 from workers.model.weights.packed_linear import PackedLinear
 from workers.model.weights.quantized_linear import Quantization, QuantizedLinear, quantize_linears
@@ -91,8 +92,12 @@ def test_layers_that_no_kernel_takes_stay(
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @EVERY_KIND
 def test_a_loaded_model_is_quantized_and_packed(
-    family: str, kind: Quantization, model_path: Callable[[str], Path]
+    family: str,
+    kind: Quantization,
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(loader, "open_decoder", lambda model: None)
     path = model_path(family)
     plain = load_model(path, dtype=torch.bfloat16, pack=False)
     wide = PackedLinear if cpu_has_bfloat16() else nn.Linear
