@@ -1,5 +1,7 @@
 """Whole decode steps of a model: full cache, budget alone and retrieval, and the first and the last by torch.
 
+Where torch would compute the steps with packed weights, prompts with these and without, too.
+
 Time does not depend on what rows say, so a session's rows are random numbers: in its slot, and where it
 retrieves in its copy in host memory. Its own tokens begin at position 0.
 """
@@ -34,6 +36,8 @@ from workers.retrieval.retriever import Retriever
 
 FULL, BUDGET, NATIVE = "full cache", "budget alone", "retrieval"
 FULL_TORCH, TORCH = "full cache, torch", "retrieval, torch"
+PLAIN, PACKED = "weights for native steps", "packed weights"
+PROMPT_TOKENS = (16, 64, 256)
 WARM = 2
 
 
@@ -74,6 +78,11 @@ class Subject:
     by_torch: LoadedModel
     tokenizer: ChatTokenizer
 
+    @property
+    def packed(self) -> bool:
+        """True if torch's weights are packed."""
+        return self.by_torch is not self.native
+
 
 def load(name: str, quantize: Quantization | None = None) -> Subject:
     """A model by its name. Where the CPU has instructions for its weights, torch's is packed for them."""
@@ -91,10 +100,9 @@ def step_rows(subject: Subject, sizes: Steps) -> Iterator[Row]:
 
     There must be native code.
     """
-    model, tokenizer, shape = subject.native, subject.tokenizer, subject.native.shape
+    model, tokenizer = subject.native, subject.tokenizer
     random = torch.Generator().manual_seed(sizes.seed)
-    numbers = (shape.n_layers, 2, shape.n_kv_heads, sizes.rows, shape.head_dim)
-    rows = torch.randn(numbers, generator=random, dtype=torch.float32).to(model.dtype)
+    rows = make_rows(model, sizes.rows, random)
     with ExitStack() as stack, torch.inference_mode():
         whole = open_engine(stack, model, tokenizer, sizes.batch, sizes.rows + 256)
         small = open_engine(stack, model, tokenizer, 2 * sizes.batch, sizes.budget)
@@ -124,6 +132,32 @@ def step_rows(subject: Subject, sizes: Steps) -> Iterator[Row]:
     speeds = {name: [sizes.batch / each for each in found] for name, found in seconds.items()}
     sizing = f"{sizes.rows} rows, budget {sizes.budget}, {sizes.batch} at once"
     yield from speed_rows(sizing, "decode", "tokens per CPU second", speeds, FULL)
+
+
+def prompt_rows(subject: Subject, sizes: Steps) -> Iterator[Row]:
+    """Tokens per second of CPU time of prompts, with the weights that native steps read and with packed ones."""
+    random = torch.Generator().manual_seed(sizes.seed)
+    for count in PROMPT_TOKENS:
+        tokens = torch.randint(10, len(subject.tokenizer.inner), (1, count), generator=random)
+        with ExitStack() as stack, torch.inference_mode():
+            arms: dict[str, Callable[[], Tensor]] = {}
+            for name, model in ((PLAIN, subject.native), (PACKED, subject.by_torch)):
+                engine = open_engine(stack, model, subject.tokenizer, 1, sizes.budget)
+                session = open_session(
+                    engine, name, "streaming_llm", make_rows(model, count, random)
+                )
+                arms[name] = partial(engine.forward, [session], tokens)
+            seconds = rotate(arms, sizes.steps)
+        speeds = {name: [count / each for each in found] for name, found in seconds.items()}
+        condition = f"{count} tokens, budget {sizes.budget}"
+        yield from speed_rows(condition, "prompt", "tokens per CPU second", speeds, PACKED)
+
+
+def make_rows(model: LoadedModel, count: int, random: torch.Generator) -> Tensor:
+    """Make rows of a session, `[n_layers, 2, n_kv_heads, n, head_dim]` of the model's data type."""
+    shape = model.shape
+    numbers = (shape.n_layers, 2, shape.n_kv_heads, count, shape.head_dim)
+    return torch.randn(numbers, generator=random, dtype=torch.float32).to(model.dtype)
 
 
 def rotate(arms: Mapping[str, Callable[[], Tensor]], steps: int) -> dict[str, list[float]]:
@@ -184,3 +218,5 @@ def measure_steps(subject: Subject, all_sizes: Sequence[Steps]) -> Iterator[Row]
     """Rows of all sizes."""
     for sizes in all_sizes:
         yield from step_rows(subject, sizes)
+    if subject.packed:
+        yield from prompt_rows(subject, all_sizes[0])

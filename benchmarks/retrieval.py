@@ -94,7 +94,8 @@ def measure_steps(plan: Plan) -> Measured:
         for batch in plan.batches
     ]
     rows = decode_steps.measure_steps(subject, sizes)
-    name = plan.model if quantize is None else f"{plan.model}-{quantize}"
+    parts = (plan.model, quantize, "bfloat16" if subject.packed else None)
+    name = "-".join(part for part in parts if part)
     described = f"{name} ({describe_model(subject.native)})"
     return Measured(f"retrieval-steps-{name}-cpu.json", described, rows, plan.seed)
 
