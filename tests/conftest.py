@@ -56,6 +56,7 @@ INTEGRATION_PATHS = (
     "kvrecall_server/cli",
     "kvrecall/client",
     "kvrecall_server/demo",
+    "kvrecall_server/ranks",
     "kvrecall_server/test_distributions.py",
     "kvrecall/domain/test_episodes.py",
     "kvstore/test_crash.py",
@@ -69,6 +70,7 @@ INTEGRATION_PATHS = (
     "workers/methods/test_contract.py",
     "workers/model/test_families.py",
     "workers/model/test_layer_sensitivity.py",
+    "workers/parallel",
     "workers/repair/test_scan.py",
 )
 # Of these, the half that takes longest: `make long`, not `make test`.
