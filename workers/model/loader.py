@@ -142,15 +142,20 @@ class LoadedModel:
         """Count the layers on devices whose rows are selected."""
         return sum(self.devices[layer] in devices for layer in self.plan.rows)
 
-    def create_caches(self, slots: int, rows: int, room: int) -> Caches:
-        """Allocate slots of `rows` rows per head and layer, for passes of `room` tokens at most."""
+    def create_caches(
+        self, slots: int, rows: int, room: int, dtype: torch.dtype | None = None
+    ) -> Caches:
+        """Allocate slots of `rows` rows per head and layer, for passes of `room` tokens at most.
+
+        dtype: of the rows; the model's own if None.
+        """
         return Caches.create(
             self.shape,
             self.side,
             slots,
             [rows] * self.shape.n_layers,
             room,
-            self.dtype,
+            dtype or self.dtype,
             self.devices,
             self.group,
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.cache.forward_step import ForwardStep
 from workers.model.decoding.plan import NotCovered, read_weights
-from workers.model.decoding.self_test import TestedModel, check_steps
+from workers.model.decoding.self_test import TestedModel, check_steps, check_structure
 from workers.model.layers.attention import rescale
 from workers.native.decoder import NativeDecoder, Slots
 from workers.native.library import open_library
@@ -110,9 +110,17 @@ def build_decoder(model: TestedModel, level: str, library: ctypes.CDLL) -> Decod
 
     Raises NotCovered, also where they differ.
     """
-    weights = read_weights(model.module, model.plan, model.shape)
-    native = NativeDecoder(library, weights, ROTATIONS, LAYER_STEP)
-    decoder = Decoder(level, native, weights.scale)
-    if (difference := check_steps(model, decoder.forward)) is not None:
+    decoder = _build(model, level, library)
+    difference = check_steps(model, decoder.forward)
+    if difference is None and model.module.dtype != torch.float32:
+        exact = _build(model, level, library, wide=True)
+        difference = check_structure(model, exact.forward)
+    if difference is not None:
         raise NotCovered(difference)
     return decoder
+
+
+def _build(model: TestedModel, level: str, library: ctypes.CDLL, *, wide: bool = False) -> Decoder:
+    """Build native steps, untested; wide: see `read_weights`."""
+    weights = read_weights(model.module, model.plan, model.shape, wide=wide)
+    return Decoder(level, NativeDecoder(library, weights, ROTATIONS, LAYER_STEP), weights.scale)

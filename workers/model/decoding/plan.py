@@ -34,8 +34,12 @@ class NotCovered(Exception):
     """A model's steps are not computed natively; the text says why."""
 
 
-def read_weights(module: PreTrainedModel, plan: LayerPlan, shape: KVShape) -> DecoderWeights:
+def read_weights(
+    module: PreTrainedModel, plan: LayerPlan, shape: KVShape, *, wide: bool = False
+) -> DecoderWeights:
     """Read a causal LM's weights; plan and shape: of its layers' rows. Raises NotCovered.
+
+    wide: of quantized layers not the codes, but the values that these stand for.
 
     Matrices in float32 whose numbers are bfloat16's are copied into half of the bytes, those in 4 bits into another
     order; all others are the model's own memory.
@@ -53,15 +57,16 @@ def read_weights(module: PreTrainedModel, plan: LayerPlan, shape: KVShape) -> De
     kinds = {(each.device.type, each.dtype) for each in module.parameters()}
     if kinds not in ({("cpu", torch.float32)}, {("cpu", torch.bfloat16)}):
         raise NotCovered("its weights are not all in float32, or all in bfloat16, on a CPU")
-    return _Reader(module, shape).read(plan)
+    return _Reader(module, shape, wide=wide).read(plan)
 
 
 class _Reader:
     """Reads modules by their place, and keeps account of the parameters that were read."""
 
-    def __init__(self, module: PreTrainedModel, shape: KVShape) -> None:
+    def __init__(self, module: PreTrainedModel, shape: KVShape, *, wide: bool) -> None:
         self._module = module
         self._shape = shape
+        self._wide = wide
         numbers = (*module.named_parameters(), *module.named_buffers())
         self._unread = {id(each): name for name, each in numbers}
         # What must be alike in all layers.
@@ -173,7 +178,7 @@ class _Reader:
             raise NotCovered(f"{name} has {linear.out_features} outputs, not {outputs}")
         self._take(linear.weight, linear.bias)
         bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        if few is not None:
+        if few is not None and not self._wide:
             return _read_codes(few.narrow, linear, bias, name)
         return Matrix(_narrow(linear.weight.detach().contiguous()), bias)
 

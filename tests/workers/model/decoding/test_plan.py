@@ -15,7 +15,7 @@ from tests.workers.model.architectures.windows import WINDOWED
 from workers.model.decoding.decoder import build_decoder, open_decoder
 from workers.model.decoding.plan import NotCovered, read_weights
 from workers.model.loader import LoadedModel, adopt
-from workers.model.weights.quantized_linear import quantize_linears
+from workers.model.weights.quantized_linear import Quantization, quantize_linears
 from workers.native.library import open_library
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,6 +53,19 @@ def refuse(model: LoadedModel) -> str:
 )
 def test_a_dense_model_of_other_parts_is_left_to_torch(family: str, reason: str) -> None:
     assert reason in refuse(adopt(build(DENSE[family])))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("family", ["granite", "smollm3", "ministral3"])
+def test_roundings_of_narrow_weights_hide_no_other_part(
+    family: str, quantization: Quantization | None
+) -> None:
+    """Queries that are scaled from some position on change less than bfloat16's roundings may."""
+    module = build(DENSE[family])
+    nn.Module.to(module, torch.bfloat16)
+    if quantization:
+        quantize_linears(module, quantization)
+    assert "a logit differs from torch's by" in refuse(adopt(module))
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
