@@ -95,7 +95,7 @@ def talk(engine: Engine, method: str) -> list[int]:
             messages=[pb.Message(role="user", content=words(50, number))],
             generate=True,
             repair=method != "full",
-            sampling=pb.Sampling(max_tokens=12),
+            sampling=pb.Sampling(max_tokens=6),
         )
         done = run_steps(engine, resident, run_turn(engine, resident, request, lambda _: None))
         run_steps(engine, resident, run_settle(engine, resident))

@@ -1,12 +1,12 @@
 """Devices that this machine lacks: tensors compute on the CPU, but each says that it lies on one of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 HOST = torch.device("cpu")
 # Functions that take tensors of several devices: copies, and indices from the host.
@@ -42,7 +42,7 @@ class TwoDevices(TorchFunctionMode):
             return func(*args, **kwargs)
         if func == _GET_DEVICE:
             return get_device(args[0])
-        tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+        tensors = list(_find_tensors((*args, *kwargs.values())))
         device = self._find_device(func, tensors, args)
         args, kwargs, asked = _take_device(args, kwargs)
         out = func(*args, **kwargs)
@@ -54,7 +54,11 @@ class TwoDevices(TorchFunctionMode):
         if asked is not None and tensors and asked != get_device(tensors[0]):
             # As a copy to another device.
             out = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, out)
-        return tree_map(lambda each: _label(each, own), out)
+        return (
+            _label(out, own)
+            if isinstance(out, Tensor)
+            else tree_map(lambda each: _label(each, own), out)
+        )
 
     def _find_device(
         self, func: Callable[..., Any], tensors: Sequence[Tensor], args: Sequence[Any]
@@ -74,6 +78,14 @@ class TwoDevices(TorchFunctionMode):
             name = getattr(func, "__name__", func)
             raise DevicesDiffer(f"{name} on {', '.join(sorted(map(str, found)))}")
         return next(iter(found), HOST)
+
+
+def _find_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for each in values:
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _find_tensors(each)
 
 
 def get_device(tensor: Tensor) -> torch.device:

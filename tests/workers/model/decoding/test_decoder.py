@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -182,6 +182,7 @@ def sessions(draw: st.DrawFn) -> list[Held]:
     return draw(st.lists(held | drawn, min_size=1, max_size=9))
 
 
+@settings(deadline=None, max_examples=40)
 @given(held=sessions(), family=st.sampled_from(FAMILIES), seed=st.integers(0, 1000))
 def test_a_step_is_that_of_the_models_own_layers(
     held: list[Held],
@@ -193,6 +194,7 @@ def test_a_step_is_that_of_the_models_own_layers(
     check(loaded(family), decoder(family), held, seed)
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     held=sessions(),
     family=st.sampled_from(FAMILIES),
