@@ -80,8 +80,10 @@ LABEL org.opencontainers.image.title="kvrecall worker" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
+# Large pages for malloc's memory, rows and weights: docs/operations.md#large-pages.
 ENV KVRECALL_SERVER__LISTEN=0.0.0.0:8421 \
-    KVRECALL_SERVER__OPS_LISTEN=0.0.0.0:9421
+    KVRECALL_SERVER__OPS_LISTEN=0.0.0.0:9421 \
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 EXPOSE 8421 9421
 # Of the port for operators, which answers while the model is loaded; it speaks no TLS.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=1200s --retries=3 \

@@ -77,6 +77,11 @@ def test_the_variables_of_a_target_are_settings(target: str) -> None:
     assert all(path.startswith(("/var/lib/kvrecall", "/tmp")) for path in written)
 
 
+def test_a_workers_memory_is_in_large_pages() -> None:
+    tunables = [read_environment(each).get("GLIBC_TUNABLES") for each in TARGETS]
+    assert tunables == [None, "glibc.malloc.hugetlb=1", "glibc.malloc.hugetlb=1"]
+
+
 def test_a_targets_listeners_are_those_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in read_environment("worker").items():
         if name.startswith("KVRECALL_"):
