@@ -37,7 +37,7 @@ docs: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# Tests without processes and servers: under two minutes on two cores. One thread a test process, so that
+# Tests without processes and servers: under four minutes on two cores. One thread a test process, so that
 # torch's threads do not compete for the cores.
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m unit -n 2
