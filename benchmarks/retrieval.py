@@ -62,6 +62,9 @@ class Plan:
     )
     budget: int = option(256, "rows; a quarter is active")
     shapes: tuple[str, ...] = option(("7B",), "of the layer", choices=tuple(SHAPES))
+    indexes: tuple[str, ...] = option(
+        INDEXES, "of the layer; each copies its rows", choices=INDEXES
+    )
     scan: float = option(0.1, "of the tree")
     rounds: int = 15
     threads: int = option(1, "on the host")
@@ -135,7 +138,7 @@ def time_step(n: int, shape: str, plan: Plan) -> Iterator[Row]:
     arms: dict[str, Callable[[], object]] = {
         "full attention": lambda: scaled_dot_product_attention(asked, *whole)
     }
-    for index in INDEXES:
+    for index in (each for each in INDEXES if each in plan.indexes):
         settings = Retrieval(index=index, scan=plan.scan)
         layout = PageLayout(1, heads, dim, dtype, "made up")
         stored = build_copy(layout, settings, [(keys[0], values[0])], native)
