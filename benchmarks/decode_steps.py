@@ -113,10 +113,10 @@ def step_rows(subject: Subject, sizes: Steps) -> Iterator[Row]:
             engine.native = engine.decoder = None
         kinds = {
             FULL: (whole, "full"),
-            BUDGET: (small, "streaming_llm"),
-            NATIVE: (small, "icecache"),
             FULL_TORCH: (torch_whole, "full"),
+            BUDGET: (small, "streaming_llm"),
             TORCH: (torch_small, "icecache"),
+            NATIVE: (small, "icecache"),
         }
         sessions = {
             arm: [open_session(engine, f"{arm} {i}", method, rows) for i in range(sizes.batch)]
@@ -127,8 +127,7 @@ def step_rows(subject: Subject, sizes: Steps) -> Iterator[Row]:
         def take(arm: str) -> Tensor:
             return kinds[arm][0].forward(sessions[arm], tokens).argmax(-1)
 
-        arms = {arm: partial(take, arm) for arm in (FULL, FULL_TORCH, BUDGET, TORCH, NATIVE)}
-        seconds = rotate(arms, sizes.steps)
+        seconds = rotate({arm: partial(take, arm) for arm in kinds}, sizes.steps)
     speeds = {name: [sizes.batch / each for each in found] for name, found in seconds.items()}
     sizing = f"{sizes.rows} rows, budget {sizes.budget}, {sizes.batch} at once"
     yield from speed_rows(sizing, "decode", "tokens per CPU second", speeds, FULL)

@@ -1,9 +1,9 @@
 """Time of decoding steps with retrieval over made-up rows, beside full attention.
 
 `python -m benchmarks retrieval` measures one layer in the shapes of models: the scan over every row and the descent
-(`summaries`), by native code and by torch, and the DCI-tree, each with its parts; `--gpu`
-attends on a GPU, with the rows on the host, and runs the kernels of `workers/kernels/` over codes on the GPU and rows
-in either place. Keys have a few directions of much variance, as a model's have; a
+(`summaries`), by native code and with torch's attention behind its search, and the DCI-tree, each with its parts by
+torch; `--gpu` attends on a GPU, with the rows on the host, and runs the kernels of `workers/kernels/` over codes on
+the GPU and rows in either place. Keys have a few directions of much variance, as a model's have; a
 query is a noisy key of the last ones. `--of steps` measures whole steps of a model on a CPU, of one session and
 of eight at once, beside the full cache and the budget alone (`benchmarks/decode_steps.py`).
 Arms run in rotation. Times are CPU time on a CPU, and time until the device is done on a GPU.

@@ -54,11 +54,7 @@ class TwoDevices(TorchFunctionMode):
         if asked is not None and tensors and asked != get_device(tensors[0]):
             # As a copy to another device.
             out = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, out)
-        return (
-            _label(out, own)
-            if isinstance(out, Tensor)
-            else tree_map(lambda each: _label(each, own), out)
-        )
+        return tree_map(lambda each: _label(each, own), out)
 
     def _find_device(
         self, func: Callable[..., Any], tensors: Sequence[Tensor], args: Sequence[Any]

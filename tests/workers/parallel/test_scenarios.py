@@ -27,7 +27,7 @@ def test_two_ranks_give_what_one_process_gives(
     scenario: str, found: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     """Token for token, and row for row over all heads, whichever sessions run at once."""
-    alone, ranks = (each[scenario] for each in found)
+    alone, ranks = (dict(each[scenario]) for each in found)
     assert alone.keys() == ranks.keys()
     assert ranks.pop("stored", {}) == pytest.approx(alone.pop("stored", {}), rel=0.02)
     assert alone.pop("sizes") > ranks.pop("sizes")

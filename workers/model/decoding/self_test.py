@@ -51,9 +51,7 @@ class TestedModel(Protocol):
     def vocabulary(self) -> int:
         """Number of tokens that have a logit."""
 
-    def create_caches(
-        self, slots: int, rows: int, room: int, dtype: torch.dtype | None = None
-    ) -> Caches:
+    def create_caches(self, slots: int, rows: int, room: int, dtype: torch.dtype) -> Caches:
         """Allocate slots."""
 
     def forward(self, token_ids: Tensor, step: ForwardStep, logits_to_keep: int = 1) -> Tensor:
@@ -76,7 +74,9 @@ def check_structure(
         return _compare(*_run(model, forward, torch.float32), exact=True)
 
 
-def _compare(expected: Sequence[Tensor], found: Sequence[Tensor], *, exact: bool) -> str | None:
+def _compare(
+    expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], *, exact: bool
+) -> str | None:
     for what, wanted, own in zip(("logit", "row's number"), expected, found, strict=True):
         each = (own - wanted).abs().amax(-1) / wanted.std()
         difference, limit = (each.max(), _LIMIT) if exact else (each.median(), _MEDIAN_LIMIT)
@@ -90,7 +90,7 @@ def _compare(expected: Sequence[Tensor], found: Sequence[Tensor], *, exact: bool
 
 def _run(
     model: TestedModel, forward: Callable[[Tensor, ForwardStep], Tensor], dtype: torch.dtype
-) -> list[tuple[Tensor, Tensor]]:
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Run steps after prompts by torch, over rows of a data type: the model's own, then those of `forward`.
 
     Returns logits and rows of each, float32 `[t, n]`.
@@ -110,7 +110,7 @@ def _run(
     for slot in slots:
         active.release(slot)
     again = [active.put_back(each) for each in begun]
-    return [expected, _take_steps(model, forward, caches, again, tokens)]
+    return expected, _take_steps(model, forward, caches, again, tokens)
 
 
 def _take_steps(

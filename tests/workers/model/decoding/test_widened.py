@@ -44,7 +44,7 @@ def test_a_widened_model_computes_as_one_of_the_same_weights_in_float32(
     nn.Module.to(module, torch.bfloat16)
     if quantization:
         quantize_linears(module, quantization)
-    state = module.state_dict()
+    state = module.state_dict()  # a quantized layer has its bias twice, as `_bias` too
     values = {name.replace(".wide.", "."): each for name, each in state.items() if "._" not in name}
     exact.load_state_dict(values)
     for own, each in zip(module.buffers(), exact.buffers(), strict=True):
